@@ -1,0 +1,5 @@
+"""``python -m ctrps`` is the command ``ctrps``."""
+
+from ctrps.cli import main
+
+main()

@@ -1,0 +1,455 @@
+"""The command ``ctrps``: parse, load the job, call one function, print, map errors to statuses.
+
+Results go to standard output, everything else to standard error. Heavy modules are imported inside
+the commands, so that ``ctrps --help`` answers at once.
+"""
+
+import functools
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from typer import Option
+
+from ctrps import __version__
+from ctrps.errors import ConfigError, CtrpsError
+
+if TYPE_CHECKING:
+    from ctrps.config import JobConfig
+    from ctrps.ps.effects import Finish
+
+app = typer.Typer(
+    name="ctrps",
+    help="Train click-through-rate models on hashed sparse features with a parameter server.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config_app = typer.Typer(help="Look at the settings of a job.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+ConfigFile = Annotated[
+    Path | None, Option("--config", "-c", metavar="JOB", help="Job file, yaml or ini.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    Option("--set", metavar="SECTION.KEY=VALUE", help="Override one setting. Repeatable."),
+]
+Json = Annotated[bool, Option("--json", help="Print exactly one JSON object.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Throw away the run that output.dir holds.")]
+ProgressMode = Annotated[
+    str, Option("--progress", metavar="auto|plain|none", help="How progress is shown.")
+]
+SchedulerAddress = Annotated[
+    str | None,
+    Option(
+        "--scheduler",
+        metavar="HOST:PORT",
+        envvar="CTRPS_SCHEDULER",
+        help="Where the scheduler listens.",
+    ),
+]
+Parent = Annotated[
+    int | None, Option("--parent", hidden=True, help="Process that this one must not outlive.")
+]
+ModelFolder = Annotated[Path, Option("--model", metavar="DIR", help="Folder of a trained model.")]
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def reported(command: Command) -> Command:
+    """Turn errors of a command into one message and an exit status."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+            sys.stdout.flush()
+        except CtrpsError as error:
+            _say(f"error: {error}")
+            raise typer.Exit(error.exit_status) from None
+        except BrokenPipeError:
+            # The reader of our output has left (`| head`): that is no error of ours.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(141) from None
+        except (typer.Exit, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            if os.environ.get("CTRPS_DEBUG"):
+                traceback.print_exc()
+            _say(
+                f"error: internal: {type(error).__name__}: {error}; set CTRPS_DEBUG=1 to see where"
+            )
+            raise typer.Exit(1) from None
+
+    return run  # type: ignore[return-value]
+
+
+def _say(text: str) -> None:
+    """A line on standard error; letters that it cannot show are replaced, never fatal."""
+    encoding = sys.stderr.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), file=sys.stderr, flush=True)
+
+
+def _job(
+    config: Path | None, overrides: list[str] | None, more: tuple[str, ...] = ()
+) -> "JobConfig":
+    from ctrps.config import load_job
+
+    return load_job(config, [*(overrides or []), *more], os.environ)
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value))
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"ctrps {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool, Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Train click-through-rate models on hashed sparse features with a parameter server.
+
+    A job file says everything: raw tables, features, model, optimiser, cluster. Typical use:
+
+      ctrps extract -c JOB        raw logs to feature shards
+
+      ctrps launch -c JOB -s 2 -w 2     train on a local cluster
+
+      ctrps predict --model RUN/model --data F -o scores.csv
+
+    Exit status: 0 done, 1 internal error, 2 usage or settings, 3 data, 4 cluster, 5 quality gate,
+    75 stopped with a checkpoint (run again to go on), 130 or 143 stopped by a signal.
+    """
+
+
+@app.command()
+@reported
+def extract(
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    stage: Annotated[
+        str | None, Option("--stage", metavar="sample|features", help="Do one half only.")
+    ] = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Turn raw logs into samples, and samples into feature shards.
+
+    Reads the tables in `sample.dir`, joins them as `sample.join` says, applies the features of
+    `features.spec`, and writes OUTPUT.DIR/data/train-*.shard and test-*.shard, which are the
+    default data of the same job.
+
+    Example: ctrps extract -c conf/taobao_lr.yaml
+    """
+    from ctrps.data.extract import extract as run
+
+    _one_of("--stage", stage, ("sample", "features"))
+    summary = run(_job(config, overrides), stage=stage, overwrite=overwrite, progress=_say)
+    if as_json:
+        _print_json(summary)
+        return
+    print(f"rows          {summary['rows']:,} ({summary['rejected']:,} rejected)")
+    for name, figures in summary["stages"].items():
+        print(f"{name:13s} {figures['rows']:,} rows, {figures['cpu_s']:.1f} s of CPU")
+    for split, paths in summary["outputs"].items():
+        print(f"{split:13s} {len(paths)} shard(s)")
+
+
+def _one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> None:
+    if value is not None and value not in allowed:
+        raise ConfigError(f"{value!r} is not possible", where=option, hint=f"use {allowed}")
+
+
+@app.command()
+@reported
+def train(
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    threads: Annotated[
+        int | None, Option("--threads", min=1, help="Threads that compute lanes.")
+    ] = None,
+    overwrite: Overwrite = False,
+    progress: ProgressMode = "auto",
+    as_json: Json = False,
+) -> None:
+    """Train in this process, without a cluster: the reference for its results.
+
+    Gives the same bits as `ctrps launch` in sync mode, whatever the number of threads. Ctrl-C saves
+    a checkpoint; the same command then goes on from it.
+
+    Example: ctrps train -c conf/taobao_lr.yaml --threads 2
+    """
+    from ctrps.runtime.dashboard import ProgressLine
+    from ctrps.runtime.local import train as run
+
+    more = (f"train.threads={threads}",) if threads else ()
+    job = _job(config, overrides, more)
+    _one_of("--progress", progress, ("auto", "plain", "none"))
+    with ProgressLine(sys.stderr, progress) as line:
+        summary = run(job, overwrite, line.show)
+    _show_summary(summary, as_json)
+
+
+@app.command()
+@reported
+def launch(
+    config: ConfigFile = None,
+    servers: Annotated[
+        int | None, Option("--servers", "-s", min=1, help="Server processes.")
+    ] = None,
+    workers: Annotated[
+        int | None, Option("--workers", "-w", min=1, help="Worker processes.")
+    ] = None,
+    overrides: Overrides = None,
+    overwrite: Overwrite = False,
+    progress: ProgressMode = "auto",
+    as_json: Json = False,
+) -> None:
+    """Train on this machine with one scheduler, and as many servers and workers as you ask for.
+
+    Trains, saves after each pass, scores the test rows on the servers, and stops every process it
+    started. Ctrl-C saves a checkpoint first; a second Ctrl-C does not. A dead worker's lanes go to
+    the others. On failure the last lines say which process failed first, and why.
+
+    To use several machines, run `ctrps scheduler`, `ctrps server` and `ctrps worker` on them, with
+    the same job file.
+
+    Example: ctrps launch -c conf/taobao_lr.yaml -s 2 -w 2
+    """
+    from ctrps.runtime.dashboard import ProgressLine
+    from ctrps.runtime.launch import launch as run
+
+    counts = {"cluster.servers": servers, "cluster.workers": workers}
+    more = tuple(f"{key}={count}" for key, count in counts.items() if count is not None)
+    job = _job(config, overrides, more)
+    _one_of("--progress", progress, ("auto", "plain", "none"))
+    with ProgressLine(sys.stderr, progress) as line:
+        summary = run(job, overwrite, line.show, line.tell)
+    _show_summary(summary, as_json)
+
+
+def _show_summary(summary: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        _print_json(summary)
+        return
+    print(
+        f"trained       {summary['rows']:,} rows in {summary['train_s']:.1f} s "
+        f"({summary['rows_per_s']:,.0f} rows/s), {summary['steps']:,} steps; "
+        f"{summary['wall_s']:.1f} s in all"
+    )
+    print(f"model         {summary['model']} ({summary['keys']:,} keys)")
+    print(f"digest        {summary['model_digest']}")
+    _show_report("test", summary["test"])
+
+
+def _show_report(name: str, report: dict[str, Any] | None) -> None:
+    if report is None:
+        print(f"{name:13s} no test rows")
+        return
+    shown = (
+        f"undefined ({report['auc_undefined']})"
+        if report["auc"] is None
+        else f"{report['auc']:.6f}"
+    )
+    print(f"{name:13s} AUC {shown}")
+    for key in ("logloss", "normalised_entropy", "calibration"):
+        if report[key] is not None:
+            print(f"              {key.replace('_', ' ')} {report[key]:.6f}")
+    print(f"              {report['rows']:,} rows, {report['clicks']:,} clicks")
+
+
+@app.command()
+@reported
+def scheduler(
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    overwrite: Overwrite = False,
+    parent: Parent = None,
+    as_json: Json = False,
+) -> None:
+    """Run the scheduler of a cluster; servers and workers then join it in any order.
+
+    Listens on `cluster.scheduler`, waits for `cluster.servers` and `cluster.workers`, and ends with
+    the job.
+
+    Example: ctrps scheduler -c job.yaml --set cluster.scheduler=127.0.0.1:9000
+    """
+    _bind_to(parent)
+    from ctrps.runtime.roles import SchedulerProcess
+
+    log = _logger("scheduler")
+    process = SchedulerProcess(_job(config, overrides), overwrite, log)
+    finish = process.run(
+        lambda address: log(f"listening; join with CTRPS_SCHEDULER={address} and the same job file")
+    )
+    if finish.exit_status == 0:
+        _show_summary(process.summary(), as_json)
+    _end(finish)
+
+
+@app.command()
+@reported
+def server(
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    scheduler: SchedulerAddress = None,
+    parent: Parent = None,
+) -> None:
+    """Run one server of a cluster: it holds a part of the model.
+
+    Example: CTRPS_SCHEDULER=127.0.0.1:9000 ctrps server -c job.yaml
+    """
+    _bind_to(parent)
+    from ctrps.runtime.roles import ServerProcess
+
+    job = _job(config, overrides)
+    _end(ServerProcess(job, _scheduler_of(job, scheduler), _logger("server")).run())
+
+
+@app.command()
+@reported
+def worker(
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    scheduler: SchedulerAddress = None,
+    parent: Parent = None,
+) -> None:
+    """Run one worker of a cluster: it reads rows and computes gradients.
+
+    Example: CTRPS_SCHEDULER=127.0.0.1:9000 ctrps worker -c job.yaml
+    """
+    _bind_to(parent)
+    from ctrps.runtime.roles import WorkerProcess
+
+    job = _job(config, overrides)
+    _end(WorkerProcess(job, _scheduler_of(job, scheduler), _logger("worker")).run())
+
+
+def _bind_to(parent: int | None) -> None:
+    if parent is not None:
+        from ctrps.runtime.launch import die_with
+
+        die_with(parent)
+
+
+def _scheduler_of(job: "JobConfig", given: str | None) -> str:
+    """The scheduler's address: option, environment, or the job file if it states a port."""
+    from ctrps.config import parse_address
+
+    address = given or job.cluster.scheduler
+    if parse_address(address)[1] == 0:
+        raise ConfigError(
+            f"{address!r} is no address to connect to",
+            where="--scheduler",
+            hint="give the HOST:PORT that the scheduler printed, or set CTRPS_SCHEDULER",
+        )
+    return address
+
+
+def _logger(role: str) -> Callable[[str], None]:
+    return lambda text: _say(f"{time.strftime('%H:%M:%S')} {role}: {text}")
+
+
+def _end(finish: "Finish") -> None:
+    if finish.exit_status:
+        _say(f"error: {finish.reason}")
+        raise typer.Exit(finish.exit_status)
+
+
+@app.command()
+@reported
+def predict(
+    model: ModelFolder,
+    data: Annotated[list[Path], Option("--data", metavar="F", help="Rows. Repeatable; patterns.")],
+    out: Annotated[
+        str, Option("--out", "-o", metavar="OUT", help="File to write (csv), or - for stdout.")
+    ] = "-",
+    labels: Annotated[
+        str,
+        Option(
+            "--labels",
+            metavar="optional|none",
+            help="none: libsvm rows begin with a feature, not with a label.",
+        ),
+    ] = "optional",
+) -> None:
+    """Score rows with a trained model, in the order of the rows.
+
+    Writes one line for each row: its id, where the data has ids, and its click probability.
+
+    Example: ctrps predict --model runs/job/model --data today.csv -o scores.csv
+    """
+    from ctrps import predict as predicting
+    from ctrps.data.convert import expand
+
+    _one_of("--labels", labels, ("optional", "none"))
+    loaded = predicting.LoadedModel.open(model)
+    scores = predicting.predict(loaded, expand(data), labels=labels)
+    predicting.write_csv(scores, sys.stdout if out == "-" else Path(out))
+    for note in loaded.notes:
+        _say(f"note: {note}")
+
+
+@app.command()
+@reported
+def evaluate(
+    model: ModelFolder,
+    data: Annotated[list[Path], Option("--data", metavar="F", help="Rows. Repeatable; patterns.")],
+    as_json: Json = False,
+) -> None:
+    """Score labelled rows with a trained model and print how good the scores are.
+
+    AUC is exact over all rows. Where a figure has no value, the reason is given.
+
+    Example: ctrps evaluate --model runs/job/model --data 'runs/job/data/test-*.shard'
+    """
+    from ctrps import predict as predicting
+    from ctrps.data.convert import expand
+
+    loaded = predicting.LoadedModel.open(model)
+    report = predicting.evaluate(loaded, expand(data))
+    if as_json:
+        _print_json(report)
+        return
+    _show_report("evaluated", report)
+    for note in loaded.notes:
+        _say(f"note: {note}")
+
+
+@config_app.command("show")
+@reported
+def config_show(
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    origin: Annotated[bool, Option("--origin", help="Say where each value comes from.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Print all settings of a job, as they are after files, environment and --set.
+
+    Example: ctrps config show -c conf/taobao_lr.yaml --origin
+    """
+    job = _job(config, overrides)
+    if as_json:
+        _print_json(job.model_dump(mode="json"))
+    else:
+        print(job.dump_yaml(origins=origin), end="")
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

@@ -1,0 +1,1 @@
+"""Files in, arrays out: readers, shards, minibatches, and the extraction of features."""

@@ -1,0 +1,500 @@
+"""Feature shards: rows as numbers on disk, in blocks that hold their distinct keys once.
+
+A shard is a frame file of kind ``"shard"`` (``ctrps.codec``). Record i is block i::
+
+    header   {"values": bool, "ids": bool}
+    arrays   keys, index, counts, dense, labels [, values] [, ids, ends]
+
+and the trailer's meta is ``{"schema", "rows", "block_rows", "meta"}``. Blocks have
+``block_rows`` rows each, the last one fewer.
+
+Where rows come from (``formats``, ``extract``) and what a minibatch makes of them
+(``batches``) is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from ctrps.codec import CodecError, FileDigest, FrameFile, FrameFileWriter
+from ctrps.errors import DataError
+from ctrps.kernels.csr import dedup_keys, row_starts
+from ctrps.kernels.keys import dense_key, index_capacity, index_new
+
+KIND = "shard"
+MAX_NAMES = 4096
+"""Slots or dense features of a schema; the codec reads no longer list."""
+
+Ids = tuple[np.ndarray, np.ndarray]
+"""Texts of rows: bytes uint8[n], and where each row's text ends, int64[rows]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What the columns of rows mean.
+
+    Attributes
+    ----------
+    slots
+        Names of the groups of keys; libsvm rows have one group named ``""``.
+    dense
+        Names of the numbers.
+    weights
+        ``"mean"``: each of the n keys of a slot weighs 1/n. ``"value"``: a key
+        weighs its value, or 1 where rows hold no values.
+    """
+
+    slots: tuple[str, ...]
+    dense: tuple[str, ...] = ()
+    weights: str = "mean"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"slots": list(self.slots), "dense": list(self.dense), "weights": self.weights}
+
+    @classmethod
+    def from_dict(cls, found: object) -> Schema:
+        """The inverse of ``to_dict``.
+
+        Raises
+        ------
+        DataError
+            When ``found`` is something else.
+        """
+        if isinstance(found, dict) and found.keys() == {"slots", "dense", "weights"}:
+            slots, dense, weights = found["slots"], found["dense"], found["weights"]
+            if _is_names(slots) and _is_names(dense) and weights in ("mean", "value"):
+                return cls(tuple(slots), tuple(dense), weights)
+        raise DataError(f"not a schema of rows: {str(found)[:80]}")
+
+    def dense_keys(self) -> np.ndarray:
+        """Keys of the dense features, uint64[d]."""
+        return np.array([dense_key(name) for name in self.dense], np.uint64)
+
+
+def _is_names(found: object) -> bool:
+    return isinstance(found, list) and all(isinstance(name, str) for name in found)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows as readers and extraction yield them, some thousands at a time.
+
+    Attributes
+    ----------
+    keys : uint64[nnz]
+        Row after row, inside a row slot after slot.
+    counts : int32[rows, slots]
+        How many of a row's keys belong to each slot.
+    values : float32[nnz] or None
+    dense : float32[rows, d]
+    labels : float32[rows]
+        0 or 1; NaN where there is no label.
+    ids : (uint8[n], int64[rows]) or None
+        Text that names each row, and where it ends.
+    """
+
+    keys: np.ndarray
+    counts: np.ndarray
+    values: np.ndarray | None
+    dense: np.ndarray
+    labels: np.ndarray
+    ids: Ids | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.labels)
+
+    def starts(self) -> np.ndarray:
+        """Where each row's keys start, int64[rows + 1]."""
+        starts = np.empty(self.rows + 1, np.int64)
+        row_starts(self.counts, starts)
+        return starts
+
+    def part(self, first: int, last: int, starts: np.ndarray | None = None) -> Rows:
+        """Rows ``first`` to ``last`` (not included), as views except for the ends of ids.
+
+        ``starts()`` saves time where a piece is cut into many.
+        """
+        starts = self.starts() if starts is None else starts
+        start, end = int(starts[first]), int(starts[last])
+        ids = None
+        if self.ids is not None:
+            text, ends = self.ids
+            borders = [int(ends[row - 1]) if row else 0 for row in (first, last)]
+            ids = (text[borders[0] : borders[1]], ends[first:last] - borders[0])
+        return Rows(
+            self.keys[start:end],
+            self.counts[first:last],
+            None if self.values is None else self.values[start:end],
+            self.dense[first:last],
+            self.labels[first:last],
+            ids,
+        )
+
+
+def joined(parts: Sequence[Rows]) -> Rows:
+    """One piece of rows out of several of the same schema."""
+    values = None
+    if any(part.values is not None for part in parts):
+        values = np.concatenate([_values(part) for part in parts])
+    ids = None
+    if parts[0].ids is not None:
+        texts, ends = zip(*(part.ids for part in parts if part.ids is not None), strict=True)
+        shifts = np.cumsum([0, *map(len, texts)])
+        moved = [end + shift for end, shift in zip(ends, shifts[:-1], strict=True)]
+        ids = (np.concatenate(texts), np.concatenate(moved))
+    return Rows(
+        np.concatenate([part.keys for part in parts]),
+        np.concatenate([part.counts for part in parts]),
+        values,
+        np.concatenate([part.dense for part in parts]),
+        np.concatenate([part.labels for part in parts]),
+        ids,
+    )
+
+
+def _values(rows: Rows) -> np.ndarray:
+    return np.ones(len(rows.keys), np.float32) if rows.values is None else rows.values
+
+
+class KeyNumbers:
+    """Numbers the keys of a block; holds the index it needs, for the blocks to come."""
+
+    def __init__(self) -> None:
+        self._index = index_new(1 << 16)
+
+    def number(self, keys: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Distinct keys, with ``last`` at the end whether they occur or not.
+
+        Parameters
+        ----------
+        keys : uint64[n]
+        last : uint64[d], distinct
+
+        Returns
+        -------
+        distinct : uint64[k]
+        index : uint16 or uint32[n]
+            ``distinct[index] == keys``; two bytes where they do.
+        """
+        capacity = index_capacity(len(keys) + len(last))
+        if len(self._index) < capacity:
+            self._index = index_new(capacity)
+        both = np.concatenate([last, keys])
+        distinct = np.empty(len(both), np.uint64)
+        local = np.empty(len(both), np.int32)
+        count = dedup_keys(both, self._index, distinct, local)
+        # ``last`` was numbered first, so that it is there; now it moves behind the others.
+        local -= len(last)
+        if len(last):
+            local[local < 0] += count
+        distinct = np.roll(distinct[:count], -len(last))
+        return distinct, local[len(last) :].astype(np.uint16 if count <= 1 << 16 else np.uint32)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive rows over their distinct keys: what a shard holds, and batches are made of.
+
+    Attributes
+    ----------
+    keys : uint64[k]
+        Distinct; the last d are the keys of the dense features, used or not.
+    index : uint16 or uint32[nnz]
+        Each key of each row, in row order, as a number into ``keys``.
+    counts : uint8, uint16 or uint32[rows, slots]
+    values : float32[nnz] or None
+        None: see ``Schema.weights``.
+    dense : float32[rows, d]
+    labels : float32[rows]
+    ids : (uint8[n], int64[rows]) or None
+    """
+
+    keys: np.ndarray
+    index: np.ndarray
+    counts: np.ndarray
+    values: np.ndarray | None
+    dense: np.ndarray
+    labels: np.ndarray
+    ids: Ids | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.labels)
+
+    @classmethod
+    def from_rows(cls, rows: Rows, schema: Schema, numbers: KeyNumbers | None = None) -> Block:
+        """Number the keys of ``rows`` and choose the narrowest types that hold them.
+
+        ``numbers`` saves time where many blocks are made.
+        """
+        keys, index = (numbers or KeyNumbers()).number(rows.keys, schema.dense_keys())
+        values = rows.values
+        if values is not None and (values == 1).all():
+            values = None
+        counts = rows.counts.astype(np.min_scalar_type(int(rows.counts.max(initial=0))))
+        return cls(keys, index, counts, values, rows.dense, rows.labels, rows.ids)
+
+    def to_rows(self) -> Rows:
+        """The rows that the block was made of; values that are all 1 become None."""
+        counts = self.counts.astype(np.int32)
+        return Rows(self.keys[self.index], counts, self.values, self.dense, self.labels, self.ids)
+
+    def check(self, schema: Schema) -> None:
+        """Raise DataError unless the arrays fit each other and ``schema``.
+
+        Kernels index by these numbers without looking, so a file may not lie.
+        """
+        k, rows, nnz = len(self.keys), len(self.labels), len(self.index)
+        good = (
+            _is(self.keys, "u8", k)
+            and (_is(self.index, "u2", nnz) or _is(self.index, "u4", nnz))
+            and self.counts.dtype.kind == "u"
+            and self.counts.shape == (rows, len(schema.slots))
+            and _is(self.dense, "f4", rows, len(schema.dense))
+            and _is(self.labels, "f4", rows)
+            and (self.values is None or _is(self.values, "f4", nnz))
+            and k >= len(schema.dense)
+            and int(self.counts.sum(dtype=np.uint64)) == nnz
+            and int(self.index.max(initial=0)) < max(k, 1)
+            and (k > 0 or nnz == 0)
+            and (self.ids is None or _fits(self.ids, rows))
+        )
+        if not good:
+            raise DataError("the arrays of a block do not fit each other")
+
+
+def _is(array: np.ndarray, dtype: str, *shape: int) -> bool:
+    return array.dtype == dtype and array.shape == shape
+
+
+def _fits(ids: Ids, rows: int) -> bool:
+    text, ends = ids
+    if not (_is(text, "u1", len(text)) and _is(ends, "i8", rows)):
+        return False
+    borders = np.concatenate([[0], ends])
+    return bool((np.diff(borders) >= 0).all()) and int(borders[-1]) == len(text)
+
+
+class ShardWriter:
+    """Writes a shard, whole or not at all.
+
+    Rows go to a temporary name beside ``path`` until ``close``. Leaving the
+    context without an exception closes; with one, the temporary file is removed.
+
+    Parameters
+    ----------
+    path
+    schema
+    block_rows
+        Rows of a block; the last block of the file may have fewer.
+    meta
+        JSON-like settings to keep with the rows, for people and caches; the
+        attribute ``meta`` may be changed until ``close``.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> rows = Rows(np.uint64([7, 9, 7]), np.int32([[2], [1]]), None,
+    ...             np.zeros((2, 0), np.float32), np.float32([1, 0]))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "a.shard"
+    ...     with ShardWriter(path, Schema(("user",)), block_rows=4096) as writer:
+    ...         writer.add(rows)
+    ...     block = Shard(path).block(0)
+    >>> block.keys, block.index
+    (array([7, 9], dtype=uint64), array([0, 1, 0], dtype=uint16))
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        schema: Schema,
+        block_rows: int = 4096,
+        meta: dict[str, Any] | None = None,
+    ):
+        if max(len(schema.slots), len(schema.dense)) > MAX_NAMES:
+            what = f"{len(schema.slots)} categories and {len(schema.dense)} numbers in a row"
+            raise DataError(what, where=str(path), hint=f"a shard holds at most {MAX_NAMES} each")
+        if block_rows < 1:
+            raise ValueError(f"a block must have rows, not {block_rows}")
+        self.schema = schema
+        self.rows = 0
+        self._block_rows = block_rows
+        self.meta = dict(meta or {})
+        self._waiting: list[Rows] = []
+        self._waiting_rows = 0
+        self._numbers = KeyNumbers()
+        self._file = FrameFileWriter(path, KIND)
+
+    def add(self, rows: Rows) -> None:
+        """Append rows; writes every block that they fill.
+
+        Raises
+        ------
+        ValueError
+            When the rows are not of the writer's schema, or their arrays do not
+            fit each other.
+        """
+        self._validate(rows)
+        if rows.rows == 0:
+            return
+        self._waiting.append(rows)
+        self._waiting_rows += rows.rows
+        if self._waiting_rows >= self._block_rows:
+            self._write(keep_rest=True)
+
+    def close(self) -> FileDigest:
+        """Write what is left, make the file durable and give it its name."""
+        if self._waiting:
+            self._write(keep_rest=False)
+        trailer = {
+            "schema": self.schema.to_dict(),
+            "rows": self.rows,
+            "block_rows": self._block_rows,
+            "meta": self.meta,
+        }
+        return self._file.close(trailer)
+
+    def _validate(self, rows: Rows) -> None:
+        n, slots, dense = rows.rows, len(self.schema.slots), len(self.schema.dense)
+        if rows.counts.shape != (n, slots) or rows.dense.shape != (n, dense):
+            raise ValueError(f"rows of another schema than {self.schema}")
+        nnz = len(rows.keys)
+        values = nnz if rows.values is None else len(rows.values)
+        if int(rows.counts.sum(dtype=np.int64)) != nnz or values != nnz:
+            raise ValueError("counts, keys and values of rows do not fit each other")
+        if rows.values is not None and self.schema.weights == "mean":
+            raise ValueError("rows with values under a schema whose weights are means")
+        if self._waiting and (rows.ids is None) != (self._waiting[0].ids is None):
+            raise ValueError("rows with and without ids in one shard")
+
+    def _write(self, keep_rest: bool) -> None:
+        rows = joined(self._waiting)
+        whole = rows.rows - rows.rows % self._block_rows if keep_rest else rows.rows
+        starts = rows.starts()
+        for first in range(0, whole, self._block_rows):
+            part = rows.part(first, min(first + self._block_rows, whole), starts)
+            self._append(Block.from_rows(part, self.schema, self._numbers))
+        rest = rows.part(whole, rows.rows, starts)
+        self._waiting = [rest] if rest.rows else []
+        self._waiting_rows = rest.rows
+
+    def _append(self, block: Block) -> None:
+        arrays = [block.keys, block.index, block.counts, block.dense, block.labels]
+        if block.values is not None:
+            arrays.append(block.values)
+        if block.ids is not None:
+            arrays.extend(block.ids)
+        header = {"values": block.values is not None, "ids": block.ids is not None}
+        self._file.append(header, arrays)
+        self.rows += block.rows
+
+    def __enter__(self) -> Self:
+        self._file.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self.close()
+        finally:
+            self._file.__exit__(kind, error, at)
+
+
+class Shard:
+    """A shard on disk; opening it reads and checks the trailer only.
+
+    Attributes
+    ----------
+    path : Path
+    schema : Schema
+    rows : int
+    block_rows : int64[blocks]
+        Rows of each block.
+    digest : str
+        Hash that vouches for all of the file's content.
+    meta : dict
+        As given to ``ShardWriter``.
+
+    Raises
+    ------
+    DataError
+        When the file is missing, unfinished, damaged or no shard; also by
+        ``block``, which names the record.
+    """
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+        try:
+            self._file = FrameFile(self.path, KIND)
+        except CodecError as error:
+            raise _damaged(error) from None
+        except OSError as error:
+            raise DataError(f"cannot read it: {error.strerror}", where=str(path)) from None
+        self.digest = self._file.digest
+        self._read_trailer(self._file.meta)
+
+    def _read_trailer(self, found: dict[str, Any]) -> None:
+        rows, size, meta = found.get("rows"), found.get("block_rows"), found.get("meta")
+        blocks = self._file.records
+        if not (isinstance(rows, int) and isinstance(size, int) and isinstance(meta, dict)):
+            rows, size, meta = -1, 0, {}
+        if rows < 0 or size < 1 or -(-rows // size) != blocks:
+            raise DataError("its trailer is not that of a shard", where=str(self.path))
+        try:
+            self.schema = Schema.from_dict(found.get("schema"))
+        except DataError as error:
+            raise DataError(error.what, where=str(self.path)) from None
+        self.rows = rows
+        self.meta = meta
+        self.block_rows = np.full(blocks, size, np.int64)
+        if blocks:
+            self.block_rows[-1] = rows - size * (blocks - 1)
+
+    def block(self, number: int) -> Block:
+        """Read block ``number`` and verify its checksums; the block owns its arrays."""
+        try:
+            header, arrays = self._file.read(number)
+            block = _block(header, arrays)
+            block.check(self.schema)
+        except CodecError as error:
+            raise _damaged(error) from None
+        except OSError as error:
+            raise DataError(f"cannot read it: {error.strerror}", where=str(self.path)) from None
+        except DataError as error:
+            raise DataError(f"record {number}: {error.what}", where=str(self.path)) from None
+        if block.rows != self.block_rows[number]:
+            what = f"record {number} has {block.rows} rows, not {self.block_rows[number]}"
+            raise DataError(what, where=str(self.path))
+        return block
+
+    def blocks(self) -> Iterator[Block]:
+        """All blocks in order."""
+        for number in range(len(self.block_rows)):
+            yield self.block(number)
+
+
+def _block(header: object, arrays: list[np.ndarray]) -> Block:
+    if isinstance(header, dict) and header.keys() == {"values", "ids"}:
+        values, ids = header["values"], header["ids"]
+        if len(arrays) == 5 + bool(values) + 2 * bool(ids):
+            keys, index, counts, dense, labels, *rest = arrays
+            texts = (rest[-2], rest[-1]) if ids else None
+            return Block(keys, index, counts, rest[0] if values else None, dense, labels, texts)
+    raise DataError("it is not a block of rows")
+
+
+def _damaged(error: CodecError) -> DataError:
+    return DataError(error.what, where=error.where, hint="make the shard again")

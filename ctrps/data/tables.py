@@ -1,0 +1,287 @@
+"""Raw tables: found by name in a folder, read piece by piece or held in memory.
+
+A table is comma-separated text with a header line, plain, in gzip, or alone in a tar archive, as
+its bytes say and not its name. Every field stays text: no type is guessed, ``00`` differs from
+``0``. What tables mean and how they are joined is ``ctrps.data.join``'s business.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import io
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import numpy as np
+
+from ctrps.data.badrows import BadRows
+from ctrps.data.textfile import TextFile
+from ctrps.errors import DataError
+from ctrps.kernels import fields
+
+ENDINGS = (".csv", ".csv.gz", ".tar.gz")
+COMMA, TAB, RETURN, NEWLINE, QUOTE = (ord(c) for c in ',\t\r\n"')
+PIECE_ROWS = 1 << 16
+BAD_PER_CALL = 256
+
+REASONS = {
+    fields.AFTER_QUOTE: "expected a comma or the line's end after a closing quote",
+    fields.UNCLOSED: "a quote that is not closed begins here",
+}
+UNFIT = "expected a value without tab or line end"
+
+_TAR_MAGIC = slice(257, 262)
+_TAR_BLOCK = 512
+
+
+def find_table(folder: Path, name: str) -> Path:
+    """The file of a table.
+
+    Raises
+    ------
+    DataError
+        When there is none, or more than one.
+    """
+    found = [folder / f"{name}{end}" for end in ENDINGS if (folder / f"{name}{end}").is_file()]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = " and ".join(path.name for path in found)
+        raise DataError(f"both {names} are there", where=str(folder), hint="remove one of them")
+    if not folder.is_dir():
+        hint = "sample.dir names the folder of the raw tables"
+        raise DataError("no such folder", where=str(folder), hint=hint)
+    near = difflib.get_close_matches(
+        name, [path.name for path in folder.iterdir()], n=1, cutoff=0.4
+    )
+    hint = f"there is {near[0]}" if near else "sample.dir names the folder of the raw tables"
+    raise DataError(f"no table {name}{{{','.join(ENDINGS)}}}", where=str(folder), hint=hint)
+
+
+class _TarMember(io.RawIOBase):
+    """The only csv of a tar archive, read front to back."""
+
+    def __init__(self, stream: BinaryIO):
+        super().__init__()
+        self._archive = tarfile.open(fileobj=stream, mode="r|")
+        self._member, self._file = self._next()
+        if self._file is None:
+            raise DataError("the archive holds no .csv file")
+
+    def _next(self) -> tuple[str, BinaryIO | None]:
+        for member in self._archive:
+            base = member.name.rpartition("/")[2]
+            # Archives made on a Mac hold a "._" shadow of every file.
+            if member.isfile() and base.endswith(".csv") and not base.startswith("._"):
+                return member.name, cast(BinaryIO, self._archive.extractfile(member))
+        return "", None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, memory: memoryview) -> int:  # type: ignore[override]
+        got = self._file.readinto(memory) if self._file else 0  # type: ignore[attr-defined]
+        if not got and self._file:
+            other, more = self._next()
+            if more:
+                what = f"the archive holds more than one .csv: {self._member} and {other}"
+                raise DataError(what, hint="unpack it and keep the table")
+            self._file = None
+        return int(got)
+
+
+class _TableText(TextFile):
+    """A text file that may be a tar archive; only the opening differs, hence a subclass."""
+
+    def _opened(self) -> BinaryIO:
+        stream = io.BufferedReader(cast(io.RawIOBase, super()._opened()), _TAR_BLOCK)
+        if stream.peek(_TAR_BLOCK)[_TAR_MAGIC] != b"ustar":
+            return cast(BinaryIO, stream)
+        try:
+            return cast(BinaryIO, io.BufferedReader(_TarMember(cast(BinaryIO, stream))))
+        except tarfile.TarError as error:
+            raise DataError(f"damaged archive: {error}", where=str(self.path)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of a table.
+
+    Attributes
+    ----------
+    data : uint8[size]
+        Bytes that are overwritten when the next piece is asked for.
+    starts, ends : int32[rows, columns]
+        Field j of row i is ``data[starts[i, j]:ends[i, j]]``.
+    """
+
+    data: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+
+
+class RawTable:
+    """A table that is read once, from front to back.
+
+    Parameters
+    ----------
+    path
+        The file.
+    bad
+        Is told of rows with another number of fields than the header, with broken quotes, or with
+        a tab or a line end in a value: samples are tab-separated lines.
+
+    Attributes
+    ----------
+    names : tuple[str, ...]
+        The header, without quotes, blanks around names, and byte order mark.
+    rows : int
+        Rows read so far, good and bad.
+    """
+
+    def __init__(self, path: Path, bad: BadRows, chunk_bytes: int = 8 << 20):
+        self.path = path
+        self.rows = 0
+        self._bad = bad
+        self._file = _TableText(path, chunk_bytes)
+        self.names = self._header()
+
+    def __enter__(self) -> RawTable:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def column(self, name: str) -> int:
+        """Number of a column.
+
+        Raises
+        ------
+        DataError
+            When the header lacks it, naming the closest.
+        """
+        if name in self.names:
+            return self.names.index(name)
+        near = difflib.get_close_matches(name, self.names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(self.names)}"
+        raise DataError(f"no column {name!r}", where=f"{self.path}:1:1", hint=hint)
+
+    def reject(self, position: int, reason: str, text: bytes) -> None:
+        """Report a bad row by a position in the piece that is being read."""
+        self._bad.reject(self.path, *self._file.place(position), reason, text)
+
+    def pieces(self) -> Iterator[Piece]:
+        """The good rows; a piece may have none. Together their data is all behind the header."""
+        starts, ends = np.empty((2, PIECE_ROWS, len(self.names)), np.int32)
+        broken = np.empty((BAD_PER_CALL, 3), np.int64)
+        file = self._file
+        while True:
+            done = -1
+            while done:
+                data = file.buffer
+                done, rows, wrong = fields.split_fields(
+                    data, 0, len(data), file.final, COMMA, True, starts, ends, broken
+                )
+                yield self._piece(data[:done], starts[:rows], ends[:rows], broken[:wrong])
+                file.consume(done)
+            if not file.more():
+                return
+
+    def _header(self) -> tuple[str, ...]:
+        if not self._file.more():
+            raise DataError("the file is empty", where=str(self.path))
+        line = bytes(self._file.buffer[: 1 << 16]).partition(b"\n")[0]
+        self._file.consume(min(len(line) + 1, len(self._file.buffer)))
+        text = line.decode("utf-8", "backslashreplace").rstrip("\r")
+        names = tuple(name.strip() for name in next(csv.reader([text]), []))
+        for name in names:
+            if not name or names.count(name) > 1:
+                what = f"two columns {name!r}" if name else "a column without a name"
+                raise DataError(what, where=f"{self.path}:1:1", hint="mend the header line")
+        return names
+
+    def _piece(
+        self, data: np.ndarray, starts: np.ndarray, ends: np.ndarray, broken: np.ndarray
+    ) -> Piece:
+        """The good rows of those read, after reporting the others."""
+        unfit = _unfit(data, starts, ends)
+        found = [(int(start), int(end), self._reason(reason)) for reason, start, end in broken]
+        found += [(int(starts[i, 0]), int(ends[i, -1]), UNFIT) for i in unfit]
+        for start, end, reason in sorted(found):
+            self.reject(start, reason, bytes(data[start:end]))
+        self.rows += len(starts) + len(broken)
+        if len(unfit):
+            starts, ends = np.delete(starts, unfit, 0), np.delete(ends, unfit, 0)
+        return Piece(data, starts, ends)
+
+    def _reason(self, reason: int) -> str:
+        return REASONS.get(int(reason), f"expected {len(self.names)} fields, as in the header")
+
+
+def _unfit(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Numbers of rows that hold a tab or a line end in a value."""
+    mark = (data == TAB) | (data == RETURN)
+    # A newline can be inside a value only where there are quotes.
+    if (data == QUOTE).any():
+        mark |= data == NEWLINE
+    at = np.flatnonzero(mark)
+    if not len(at) or not len(starts):
+        return np.empty(0, np.int64)
+    row = np.maximum(np.searchsorted(starts[:, 0], at, side="right") - 1, 0)
+    inside = (starts[row] <= at[:, None]) & (at[:, None] < ends[row])
+    return np.unique(row[inside.any(axis=1)])
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Some columns of a table, in memory.
+
+    Attributes
+    ----------
+    names
+        Their names.
+    data : uint8[size]
+    starts, ends : int64[rows, columns]
+        Field j of row i is ``data[starts[i, j]:ends[i, j]]``.
+    """
+
+    names: tuple[str, ...]
+    data: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+
+    @classmethod
+    def of_texts(cls, texts: Sequence[str]) -> Columns:
+        """One column, without a name, with these texts as its rows."""
+        pieces = [text.encode() for text in texts]
+        ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
+        starts = ends - [len(piece) for piece in pieces]
+        data = np.frombuffer(bytearray(b"".join(pieces)), np.uint8)
+        return cls(("",), data, starts[:, None], ends[:, None])
+
+    def line(self, row: int) -> int:
+        """Line of a row in its file; every byte behind the header is held."""
+        return 2 + int(np.count_nonzero(self.data[: self.starts[row, 0]] == NEWLINE))
+
+
+def read_columns(table: RawTable, names: Sequence[str]) -> Columns:
+    """Hold some columns of a table in memory.
+
+    Raises
+    ------
+    DataError
+        When the table has no such column.
+    """
+    numbers = [table.column(name) for name in names]
+    data, base = [np.empty(0, np.uint8)], 0
+    starts, ends = ([np.empty((0, len(names)), np.int64)] for _ in range(2))
+    for piece in table.pieces():
+        data.append(piece.data.copy())
+        starts.append(piece.starts[:, numbers].astype(np.int64) + base)
+        ends.append(piece.ends[:, numbers].astype(np.int64) + base)
+        base += len(piece.data)
+    return Columns(tuple(names), *(np.concatenate(parts) for parts in (data, starts, ends)))

@@ -1,0 +1,1 @@
+"""Pure array functions, compiled by Numba; nothing of ctrps is imported here."""

@@ -1,0 +1,117 @@
+"""A model on disk -> a model in memory, whole and checked against its own job.
+
+Prediction, evaluation, export and serving begin here. Which rows are scored, and what becomes of
+the scores, is not known here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import yaml
+from pydantic import ValidationError
+
+from ctrps import models
+from ctrps.checkpoint import MANIFEST, Checkpoint, Manifest
+from ctrps.config import JobConfig
+from ctrps.data.formats import TextSettings
+from ctrps.data.shards import Schema
+from ctrps.errors import CheckpointError, CtrpsError
+from ctrps.models import Minibatch, Model
+from ctrps.ps.partition import PartitionSet
+from ctrps.ps.table import RowSet
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory, ready to score rows. Nothing changes it, so threads may share it.
+
+    Attributes
+    ----------
+    folder : Path
+    manifest : Manifest
+    job : JobConfig
+        The job that trained it.
+    model : Model
+    partitions : PartitionSet
+        All rows of all tables, optimiser state included.
+    schema : Schema
+        What the rows that it was trained on consist of.
+    text : TextSettings
+        How columns of text are to be read, as in training.
+    """
+
+    folder: Path
+    manifest: Manifest
+    job: JobConfig
+    model: Model
+    partitions: PartitionSet
+    schema: Schema
+    text: TextSettings
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Read the model in ``folder``, whole or not at all, every checksum verified.
+
+        Raises
+        ------
+        CheckpointError
+            Naming the file that is missing, damaged, or does not fit the others.
+        """
+        folder = Path(folder)
+        checkpoint = Checkpoint(folder)
+        manifest, where = checkpoint.manifest, str(folder / MANIFEST)
+        try:
+            job = JobConfig.model_validate(yaml.safe_load(manifest.job))
+            schema = Schema.from_dict(manifest.data["schema"])
+            text = _text_settings(manifest.data["text"], schema)
+        except (yaml.YAMLError, ValidationError, CtrpsError, KeyError, TypeError) as error:
+            what = f"its job or its columns cannot be read: {str(error).splitlines()[0]}"
+            raise CheckpointError(what, where=where) from None
+        model = models.build(job)
+        _check_fits(manifest, job, model, where)
+        partitions = PartitionSet(model)
+        for number in range(model.partitions):
+            partitions.load([RowSet(*rows) for rows in checkpoint.read(number)])
+        return cls(folder, manifest, job, model, partitions, schema, text)
+
+    def margins(self, batch: Minibatch) -> np.ndarray:
+        """Log-odds of the rows of ``batch``, float32[rows]."""
+        keys = tuple(wanted.keys for wanted in self.model.key_sets(batch))
+        return self.model.margins(batch, self.partitions.peek(keys))
+
+    def unknown(self, batch: Minibatch) -> int:
+        """How many of the entries of ``batch`` have a key that the model does not hold."""
+        absent = self.partitions.tables[0].find(batch.keys) < 0
+        return int(batch.counts[absent].sum())
+
+
+def _text_settings(found: dict[str, Any], schema: Schema) -> TextSettings:
+    return TextSettings(
+        label=found["label"],
+        id=found["id"],
+        ignore=tuple(found["ignore"]),
+        missing=tuple(found["missing"]),
+        numeric=schema.dense,
+    )
+
+
+def _check_fits(manifest: Manifest, job: JobConfig, model: Model, where: str) -> None:
+    """The rows on disk must mean what the job, as this version reads it, says."""
+    wanted = job.model_settings()
+    differ = [key for key, value in wanted.items() if manifest.model.get(key) != value]
+    if differ:
+        what = f"its rows are of another {', '.join(differ)} than its job says"
+        hint = "read it with the version of ctrps that wrote it"
+        raise CheckpointError(what, where=where, hint=hint)
+    tables = [[table.name, table.dim, table.width] for table in model.tables]
+    if manifest.tables != tables:
+        what = f"the layout of its rows is {manifest.tables}, the model has {tables}"
+        raise CheckpointError(what, where=where)
+    listed = sorted(file.partition for file in manifest.files)
+    if listed != list(range(model.partitions)):
+        what = f"it lists {len(listed)} partition files, the model has {model.partitions}"
+        raise CheckpointError(what, where=where)

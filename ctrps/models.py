@@ -1,0 +1,303 @@
+"""What a model is: the layout of its rows, its prediction and its gradient.
+
+A model is a few *tables* of rows, and three functions over a minibatch and the rows pulled for
+it. The numbers are computed by ``ctrps.kernels``; where rows live, who pulls them and in which
+order gradients are added is not known here.
+
+A row is ``[weights of all parts | state of part 1 | state of part 2 …]`` in float32, so that a
+pull is one contiguous copy of its first ``dim`` columns.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ctrps.config import JobConfig, OptimizerBlock
+from ctrps.kernels import keys as key_kernels
+from ctrps.kernels import losses, optimizers
+
+INTERCEPT_KEY = key_kernels.key_of("\0intercept", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Minibatch:
+    """Rows in compressed sparse form over their own distinct keys.
+
+    Attributes
+    ----------
+    keys : uint64[k]
+        Distinct, grouped by partition in ascending order.
+    starts : int32[partitions + 1]
+        ``keys[starts[p]:starts[p + 1]]`` belong to partition p.
+    counts : int32[k]
+        Rows of the batch that hold the key.
+    indptr : int64[rows + 1]
+    index : int32[nnz]
+        Positions in ``keys``; distinct inside a row.
+    values : float32[nnz]
+    labels : float32[rows]
+        0 or 1; NaN where the data has no label.
+    """
+
+    keys: np.ndarray
+    starts: np.ndarray
+    counts: np.ndarray
+    indptr: np.ndarray
+    index: np.ndarray
+    values: np.ndarray
+    labels: np.ndarray
+
+    @property
+    def rows(self) -> int:
+        return len(self.labels)
+
+
+class KeySet(NamedTuple):
+    """The distinct keys that a batch needs of one table.
+
+    ``keys`` uint64[k] grouped by partition, ``starts`` int32[partitions + 1] the borders of the
+    partitions, ``counts`` int32[k] the rows of the batch that hold each key.
+    """
+
+    keys: np.ndarray
+    starts: np.ndarray
+    counts: np.ndarray
+
+
+class Gradient(NamedTuple):
+    """The result of one batch: per table float32[k, dim] sums over its rows, and the loss sum."""
+
+    tables: tuple[np.ndarray, ...]
+    loss_sum: float
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Columns of a row that share an optimiser: ``w``, or FM's ``v``.
+
+    ``at`` and ``state`` are the first weight column and the first state column.
+    ``init_scale`` is the standard deviation of a new row's weights.
+    """
+
+    name: str
+    width: int
+    optimizer: OptimizerBlock
+    init_scale: float
+    at: int
+    state: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """The layout of one table's rows and how a step changes them."""
+
+    name: str
+    parts: tuple[Part, ...]
+
+    @property
+    def dim(self) -> int:
+        """Weights of a row: what a pull returns and a gradient has."""
+        return sum(part.width for part in self.parts)
+
+    @property
+    def width(self) -> int:
+        """float32 columns of a row, optimiser state included."""
+        return self.dim + sum(STATES[part.optimizer.kind] * part.width for part in self.parts)
+
+    def initialise(self, rows: np.ndarray, first: int, keys: np.ndarray, seed: int) -> None:
+        """Write the starting weights of rows ``first, first + 1, …`` (zero on entry)."""
+        for part in self.parts:
+            if part.init_scale:
+                optimizers.init_rows(
+                    rows, first, keys, np.uint64(seed), part.at, part.width, part.init_scale
+                )
+
+    def initial(self, out: np.ndarray, where: np.ndarray, keys: np.ndarray, seed: int) -> None:
+        """Write into ``out`` float32[k, dim] what absent keys (``where`` -1) would start from."""
+        for part in self.parts:
+            if part.init_scale:
+                optimizers.initial_rows(
+                    out, where, keys, np.uint64(seed), part.at, part.width, part.init_scale
+                )
+
+    def step(
+        self,
+        rows: np.ndarray,
+        where: np.ndarray,
+        gradient: np.ndarray,
+        counts: np.ndarray,
+        step_rows: int,
+    ) -> None:
+        """Apply one optimiser step to rows ``where``, in place.
+
+        Parameters
+        ----------
+        rows : float32[n, width], written
+        where : int64[k]
+            Distinct row numbers.
+        gradient : float32[k, dim]
+            Sums over the rows of the step.
+        counts : int32[k]
+            Rows of the step that hold the key.
+        step_rows : int
+            Rows of the whole step, the divisor of optimisers that use the mean.
+        """
+        for part in self.parts:
+            UPDATES[part.optimizer.kind](part, rows, where, gradient, counts, step_rows)
+
+
+def _ftrl(part, rows, where, gradient, counts, step_rows):
+    o = part.optimizer
+    optimizers.ftrl(
+        rows,
+        where,
+        gradient,
+        counts,
+        part.at,
+        part.width,
+        part.state,
+        1.0,
+        o.count_scale,
+        o.alpha,
+        o.beta,
+        o.l1,
+        o.l2,
+    )
+
+
+def _adagrad(part, rows, where, gradient, counts, step_rows):
+    o = part.optimizer
+    optimizers.adagrad(
+        rows,
+        where,
+        gradient,
+        counts,
+        part.at,
+        part.width,
+        part.state,
+        1.0,
+        o.count_scale,
+        o.alpha,
+        o.beta,
+        o.l2,
+    )
+
+
+def _sgd(part, rows, where, gradient, counts, step_rows):
+    o = part.optimizer
+    scale = 1.0 / max(step_rows, 1)
+    optimizers.sgd(
+        rows, where, gradient, counts, part.at, part.width, scale, o.count_scale, o.alpha, o.l2
+    )
+
+
+UPDATES = {"ftrl": _ftrl, "adagrad": _adagrad, "sgd": _sgd}
+STATES = {"ftrl": 2, "adagrad": 1, "sgd": 0}
+"""State columns per weight column, by kind of optimiser."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model of some kind: LR or FM, each with an intercept row in a table of its own.
+
+    Attributes
+    ----------
+    kind : str
+    dim : int
+        Factors of FM; 0 for LR.
+    tables : tuple of TableSpec
+        ``sparse`` (one row per key of the data) and ``intercept`` (one row).
+    partition_bits : int
+        Base-2 logarithm of the number of partitions.
+    seed : int
+        Start of new rows, together with their key.
+    """
+
+    kind: str
+    dim: int
+    tables: tuple[TableSpec, ...]
+    partition_bits: int
+    seed: int
+
+    @property
+    def partitions(self) -> int:
+        return 1 << self.partition_bits
+
+    def key_sets(self, batch: Minibatch) -> tuple[KeySet, ...]:
+        """The keys that ``batch`` needs, one set per table."""
+        return (
+            KeySet(batch.keys, batch.starts, batch.counts),
+            self._intercept_keys(batch.rows),
+        )
+
+    def _intercept_keys(self, rows: int) -> KeySet:
+        keys = np.array([INTERCEPT_KEY], np.uint64)
+        partition = np.empty(1, np.int32)
+        key_kernels.partition_of(keys, self.partition_bits, partition)
+        starts = (np.arange(self.partitions + 1) > partition[0]).astype(np.int32)
+        return KeySet(keys, starts, np.array([rows], np.int32))
+
+    def margins(self, batch: Minibatch, weights: tuple[np.ndarray, ...]) -> np.ndarray:
+        """The model's log-odds, float32[rows]."""
+        return self._forward(batch, weights)[0]
+
+    def gradient(self, batch: Minibatch, weights: tuple[np.ndarray, ...]) -> Gradient:
+        """Gradient of the summed log loss, and that sum in nats.
+
+        Parameters
+        ----------
+        weights
+            Per table float32[k, dim], parallel to ``key_sets(batch)``.
+        """
+        margins, sums = self._forward(batch, weights)
+        residuals = np.empty_like(margins)
+        loss_sum = losses.logloss_residual(margins, batch.labels, residuals)
+        sparse = np.zeros_like(weights[0])
+        if self.dim:
+            losses.fm_gradient(
+                batch.indptr, batch.index, batch.values, weights[0], sums, residuals, sparse
+            )
+        else:
+            losses.lr_gradient(batch.indptr, batch.index, batch.values, residuals, sparse)
+        return Gradient((sparse, losses.ordered_sum(residuals).reshape(1, 1)), float(loss_sum))
+
+    def _forward(
+        self, batch: Minibatch, weights: tuple[np.ndarray, ...]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        sparse, bias = weights[0], float(weights[1][0, 0])
+        margins = np.empty(batch.rows, np.float32)
+        sums = np.empty((batch.rows, self.dim), np.float32)
+        csr = (batch.indptr, batch.index, batch.values)
+        if self.dim:
+            losses.fm_forward(*csr, sparse, bias, margins, sums)
+        else:
+            losses.lr_forward(*csr, sparse, bias, margins)
+        return margins, sums
+
+
+def build(job: JobConfig) -> Model:
+    """The model that a job describes."""
+    dim = job.model.dim if job.model.kind == "fm" else 0
+    sparse = [("w", 1, 0.0)] + ([("v", dim, job.model.init_scale)] if dim else [])
+    return Model(
+        kind=job.model.kind,
+        dim=dim,
+        tables=(
+            _table("sparse", sparse, job),
+            _table("intercept", [("intercept", 1, 0.0)], job),
+        ),
+        partition_bits=job.train.partitions.bit_length() - 1,
+        seed=job.train.seed,
+    )
+
+
+def _table(name: str, widths: list[tuple[str, int, float]], job: JobConfig) -> TableSpec:
+    parts = []
+    at, state = 0, sum(width for _, width, _ in widths)
+    for part, width, init_scale in widths:
+        optimizer = job.optimizer_for(part)
+        parts.append(Part(part, width, optimizer, init_scale, at, state))
+        at += width
+        state += STATES[optimizer.kind] * width
+    return TableSpec(name, tuple(parts))

@@ -1,0 +1,1 @@
+"""The parameter server as state machines without I/O."""

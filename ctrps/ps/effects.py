@@ -1,0 +1,130 @@
+"""What a state machine asks of its driver.
+
+A machine returns a list of effects and never waits: results of slow work come back as later
+events, under the token of the effect. A peer is whatever the driver passed in with a message;
+a machine only hands it back.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from ctrps.models import Minibatch
+from ctrps.ps.messages import Arrays, Message
+from ctrps.ps.plan import BatchRef, Manifest
+from ctrps.ps.table import RowSet
+
+Peer = Hashable
+SCHEDULER: Peer = "scheduler"
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Hand ``message`` to the transport; it may be lost."""
+
+    to: Peer
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """From now on node ``node`` can be reached at ``address`` (``host:port``)."""
+
+    node: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Read a batch and find its distinct keys; comes back as ``on_prepared``.
+
+    ``pass_`` is -1 for a lane of the evaluation.
+    """
+
+    token: int
+    pass_: int
+    ref: BatchRef
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Compute a batch's gradient, or its scores; comes back as ``on_computed``."""
+
+    token: int
+    batch: Minibatch
+    weights: Arrays
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Read partitions of a checkpoint; comes back as ``on_loaded``."""
+
+    checkpoint: int
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Write partitions of a checkpoint; comes back as ``on_saved``.
+
+    ``rows`` maps a partition to one ``RowSet`` per table. The driver owns the arrays.
+    """
+
+    checkpoint: int
+    view: int
+    node: int
+    pass_: int
+    step: int
+    rows: dict[int, list[RowSet]]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Write the manifest of a checkpoint whose files are all saved; then ``on_committed``.
+
+    ``files`` is ``[partition, name, bytes, digest]`` for every partition.
+    """
+
+    checkpoint: int
+    pass_: int
+    step: int
+    files: tuple[tuple[int, str, int, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The scores and labels of the whole test set, in row order."""
+
+    scores: Arrays
+    labels: Arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The node is welcome: the driver can open the files of the manifest."""
+
+    node: int
+    rank: int
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A line for people, with fields for machines."""
+
+    text: str
+    fields: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The machine has ended; the process shall end with this status and reason."""
+
+    exit_status: int
+    reason: str
+
+
+Effect = (
+    Send | Connect | Prepare | Compute | Load | Save | Commit | Evaluated | Begin | Log | Finish
+)
+Effects = list[Effect]

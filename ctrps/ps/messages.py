@@ -1,0 +1,316 @@
+"""Every message between nodes, its fields and its frames.
+
+A message is a frozen dataclass. Its class attribute ``KIND`` goes first on the wire, its plain
+fields follow in the order of the class, and its arrays travel as frames of their own; a field
+of arrays is a tuple with one array per table of the model (or per kind of result). ``decode``
+checks the type and range of every field, so a state machine only ever meets messages of the
+right shape. What a message *means*, and whether it comes at the right time, is for the machines.
+
+``docs/protocol.md`` describes the conversation; section numbers below are of that page.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, get_origin, get_type_hints
+
+import numpy as np
+
+from ctrps.codec import WIRE, Buffer, CodecError, Limits
+from ctrps.codec import decode as decode_frames
+from ctrps.codec import encode as encode_frames
+
+PROTOCOL = 1
+MAX_TEXT = 1 << 19
+
+Arrays = tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What all messages have in common: they can be encoded."""
+
+    KIND: ClassVar[str] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Register(Message):
+    """Any node -> scheduler: I am here. Repeated until answered.
+
+    ``boot`` is drawn at random by each process, so a repeat is recognised; ``address`` is where a
+    server listens. ``role`` is ``server`` or ``worker``.
+    """
+
+    KIND = "register"
+    protocol: int
+    role: str
+    job: str
+    config_digest: str
+    kernel_digest: str
+    boot: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome(Message):
+    """Scheduler -> node: you are in, under this number for ever.
+
+    ``data`` is the data manifest: ``{"train": [[path, digest, [block rows…]]…], "test": …}`` in
+    compact form (``ctrps.ps.plan.DataFile``).
+    """
+
+    KIND = "welcome"
+    boot: str
+    term: int
+    node: int
+    rank: int
+    names: str
+    blocks: Arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Status(Message):
+    """Node -> scheduler: this is what I am. Answered by ``Orders``.
+
+    Attributes
+    ----------
+    seq
+        Counts up; an older status is not believed.
+    seen
+        Sequence number of the last orders obeyed.
+    pass_, step
+        Of a server: its version. Of a worker: unused, -1.
+    ready
+        The view, pass and step are loaded and served.
+    missing
+        Server: lanes that the current step waits for. Worker: lanes held.
+    saved, missed
+        Server: the last checkpoint id saved or missed, -1 for none.
+    files
+        Server: ``[partition, name, bytes, digest]`` of ``saved``.
+    counters
+        Figures for people: rows, rows per second, loss sums, resident bytes.
+    fault, fault_status
+        Why this node cannot go on, and the exit status that this means for the job.
+    waits_for
+        What it is waiting for, in words.
+    lanes
+        Worker: finished evaluation lanes.
+    results
+        Worker: scores float32 and labels float32 of each of ``lanes``, alternating.
+    """
+
+    KIND = "status"
+    node: int
+    term: int
+    seq: int
+    seen: int
+    view: int
+    pass_: int
+    step: int
+    ready: bool
+    missing: list[int]
+    saved: int
+    missed: int
+    files: list[list[Any]]
+    counters: dict[str, float]
+    fault: str
+    fault_status: int
+    waits_for: str
+    lanes: list[int]
+    results: Arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Orders(Message):
+    """Scheduler -> node: this is what I want of you. A whole picture every time.
+
+    Attributes
+    ----------
+    owners
+        Node number of the owner of each partition; empty before the first view.
+    addresses
+        ``[node, address]`` of the servers of the view.
+    restore
+        Checkpoint id that the view's partitions begin from, -1 for none.
+    leases
+        Worker: ``[lane, first batch]`` to compute.
+    cut
+        ``[checkpoint id, pass, step]`` to save at, or empty.
+    """
+
+    KIND = "orders"
+    term: int
+    seq: int
+    view: int
+    owners: list[int]
+    addresses: list[list[Any]]
+    restore: int
+    pass_: int
+    phase: str
+    leases: list[list[int]]
+    cut: list[int]
+    reason: str
+    exit_status: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pull(Message):
+    """Worker -> server: the weights of these keys, for this batch.
+
+    Answered by ``Pulled`` when the server stands at the batch's step, perhaps much later, or by
+    ``Refused``. ``purpose`` is ``train`` or ``evaluate``; evaluation is not gated and reads an
+    absent key as zero.
+    """
+
+    KIND = "pull"
+    view: int
+    request: int
+    pass_: int
+    lane: int
+    batch: int
+    purpose: str
+    keys: Arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled(Message):
+    """Server -> worker: float32[k, dim] per table, in the order of the keys asked."""
+
+    KIND = "pulled"
+    request: int
+    weights: Arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Push(Message):
+    """Worker -> server: add these gradients to the rows of these keys.
+
+    Safe to send again: a partition takes a (pass, lane, batch) once. ``loss_sum`` is that of the
+    whole batch; the owner of partition ``lane mod partitions`` counts it.
+    """
+
+    KIND = "push"
+    view: int
+    request: int
+    pass_: int
+    lane: int
+    batch: int
+    rows: int
+    loss_sum: float
+    keys: Arrays
+    gradients: Arrays
+    counts: Arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed(Message):
+    """Server -> worker: the push is in the step, or was before."""
+
+    KIND = "pushed"
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused(Message):
+    """The request cannot be served now, or never.
+
+    Of a data message ``why`` is ``view`` or ``pass`` (``value``: the one here), ``behind`` (the
+    lowest batch that can be pulled), ``wait`` or ``bad``; of a registration it is ``digest, job,
+    protocol, kernel`` or ``full``, with both values in ``detail``.
+    """
+
+    KIND = "refused"
+    request: int
+    why: str
+    value: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bye(Message):
+    """A node ends in order, with this exit status."""
+
+    KIND = "bye"
+    node: int
+    exit_status: int
+    reason: str
+
+
+KINDS: dict[str, type[Message]] = {
+    cls.KIND: cls
+    for cls in (Register, Welcome, Status, Orders, Pull, Pulled, Push, Pushed, Refused, Bye)
+}
+_TYPES: dict[type[Message], list[tuple[str, Any]]] = {
+    cls: [(f.name, get_type_hints(cls)[f.name]) for f in fields(cls)] for cls in KINDS.values()
+}
+
+
+def encode(message: Message) -> list[Buffer]:
+    """The frames of a message; arrays are not copied."""
+    header: list[Any] = [message.KIND]
+    arrays: list[np.ndarray] = []
+    for name, kind in _TYPES[type(message)]:
+        value = getattr(message, name)
+        if kind == Arrays:
+            header.append(len(value))
+            arrays.extend(value)
+        else:
+            header.append(value)
+    return encode_frames(header, arrays)
+
+
+def decode(frames: Sequence[Buffer], limits: Limits = WIRE) -> Message:
+    """The message in ``frames``.
+
+    Raises
+    ------
+    CodecError
+        For anything that is not exactly a message of a known kind.
+
+    Examples
+    --------
+    >>> decode(encode(Pushed(request=3)))
+    Pushed(request=3)
+    """
+    header, arrays = decode_frames(frames, limits)
+    if not isinstance(header, list) or not header or not isinstance(header[0], str):
+        raise CodecError("a frame set that is not a message")
+    cls = KINDS.get(header[0])
+    if cls is None:
+        raise CodecError(f"a message of unknown kind {header[0][:40]!r}")
+    types = _TYPES[cls]
+    if len(header) != len(types) + 1:
+        raise CodecError(f"a {cls.KIND} of {len(header) - 1} fields, not {len(types)}")
+    values: list[Any] = []
+    at = 0
+    for (name, kind), value in zip(types, header[1:], strict=True):
+        if kind == Arrays:
+            if not _is_int(value) or not 0 <= value <= len(arrays) - at:
+                raise CodecError(f"{cls.KIND}.{name}: {str(value)[:40]} arrays are not there")
+            values.append(tuple(arrays[at : at + value]))
+            at += value
+        else:
+            values.append(_checked(cls.KIND, name, kind, value))
+    if at != len(arrays):
+        raise CodecError(f"a {cls.KIND} with {len(arrays) - at} arrays too many")
+    return cls(*values)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _checked(message: str, name: str, kind: Any, value: object) -> object:
+    kind = get_origin(kind) or kind
+    right = {
+        int: _is_int(value) and -1 <= value < 1 << 62,  # type: ignore[operator]
+        bool: isinstance(value, bool),
+        float: isinstance(value, float) and math.isfinite(value),
+        str: isinstance(value, str) and len(value) <= MAX_TEXT,
+        list: isinstance(value, list),
+        dict: isinstance(value, dict),
+    }[kind]
+    if not right:
+        raise CodecError(f"{message}.{name}: {str(value)[:40]!r} is not a valid {kind.__name__}")
+    return value

@@ -1,0 +1,199 @@
+"""The partitions that one server owns: rows, version, step buffer, fold and undo.
+
+This is sync mode's arithmetic (``docs/protocol.md`` section 3): a step takes one batch of each
+active lane, adds their gradients in lane order, applies the optimiser once, and keeps the old
+weights of the step before so that a batch of it can be pulled again. It is used by a server for
+its share of the keys and by the single process for all of them, which is why both give the
+same bits.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ctrps.errors import LocalProtocolError
+from ctrps.kernels import csr
+from ctrps.kernels import keys as key_kernels
+from ctrps.models import Minibatch, Model
+from ctrps.ps.table import RowSet, Table
+
+Arrays = tuple[np.ndarray, ...]
+
+
+class Contribution(NamedTuple):
+    """One lane's part of a step: per table distinct keys, gradient sums and row counts."""
+
+    rows: int
+    loss_sum: float
+    keys: Arrays
+    gradients: Arrays
+    counts: Arrays
+
+    def same_bits(self, other: "Contribution") -> bool:
+        """Whether both were computed to the same bits, as copies of one batch must be."""
+        arrays = zip(
+            (*self.keys, *self.gradients, *self.counts),
+            (*other.keys, *other.gradients, *other.counts),
+            strict=True,
+        )
+        return self.rows == other.rows and all(
+            a.shape == b.shape and a.tobytes() == b.tobytes() for a, b in arrays
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """The keys of one step with the sums over its lanes, and then the weights before it.
+
+    Attributes
+    ----------
+    index : uint64[capacity, 2]
+        key -> position in the arrays below.
+    keys : uint64[k]
+    gradient : float32[k, dim]
+    counts : int32[k]
+    """
+
+    index: np.ndarray
+    keys: np.ndarray
+    gradient: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]], dim: int) -> "Fold":
+        """Add (keys, gradient, counts) of each lane, in the order given.
+
+        Each key's sum is a chain of float32 additions in that order, wherever the key lives.
+        """
+        most = sum(len(keys) for keys, *_ in parts)
+        index = key_kernels.index_new(key_kernels.index_capacity(most))
+        all_keys = np.empty(most, np.uint64)
+        gradient = np.empty((most, dim), np.float32)
+        counts = np.zeros(most, np.int32)
+        used = 0
+        for keys, part_gradient, part_counts in parts:
+            where = np.empty(len(keys), np.int64)
+            new = np.empty(len(keys), np.int64)
+            first = used
+            used, fresh = key_kernels.index_insert(index, keys, first, where, new)
+            all_keys[first:used] = keys[new[:fresh]]
+            csr.fold(where, part_gradient, part_counts, gradient, counts)
+        return cls(index, all_keys[:used], gradient[:used], counts[:used])
+
+
+class Undo(NamedTuple):
+    """Per table the keys of the last step and their weights before it."""
+
+    folds: tuple[Fold, ...]
+    before: Arrays
+
+
+def contribute(model: Model, batch: Minibatch, weights: Arrays) -> Contribution:
+    """A batch's part of a step, from the weights that were pulled for it."""
+    sets = model.key_sets(batch)
+    result = model.gradient(batch, weights)
+    keys, counts = tuple(s.keys for s in sets), tuple(s.counts for s in sets)
+    return Contribution(batch.rows, result.loss_sum, keys, result.tables, counts)
+
+
+class PartitionSet:
+    """All partitions of one owner, at one version.
+
+    Parameters
+    ----------
+    model
+
+    Attributes
+    ----------
+    pass_, step : int
+        The version: steps applied in this pass.
+    rows_seen : int
+        Rows of the steps applied in this pass.
+    """
+
+    def __init__(self, model: Model):
+        self.model = model
+        self.tables = tuple(Table(spec, model.seed) for spec in model.tables)
+        self.pass_ = 0
+        self.step = 0
+        self.rows_seen = 0
+        self._undo: Undo | None = None
+
+    def pull(self, keys: Arrays) -> Arrays:
+        """Weights at the present version, float32[k, dim] per table."""
+        return tuple(
+            table.weights(k, absent_initial=True)
+            for table, k in zip(self.tables, keys, strict=True)
+        )
+
+    def pull_before(self, keys: Arrays) -> Arrays:
+        """Weights at the version before, for keys of the last step only.
+
+        Raises
+        ------
+        LocalProtocolError
+            If a key was not in that step: its lane cannot have been part of it.
+        """
+        if self._undo is None:
+            raise LocalProtocolError("a pull of the step before, and there is none")
+        return tuple(
+            self._before(fold, before, k) for fold, before, k in zip(*self._undo, keys, strict=True)
+        )
+
+    @staticmethod
+    def _before(fold: Fold, before: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        where = np.empty(len(keys), np.int64)
+        key_kernels.index_find(fold.index, keys, where)
+        if (where < 0).any():
+            raise LocalProtocolError("a pull of the step before asks for a key that was not in it")
+        return before[where]
+
+    @property
+    def can_undo(self) -> bool:
+        """Whether the last step can be pulled again; not right after a restore or a turn."""
+        return self._undo is not None
+
+    def peek(self, keys: Arrays) -> Arrays:
+        """Weights for evaluation: an absent key is zero, and nothing is made."""
+        return tuple(
+            table.weights(k, absent_initial=False)
+            for table, k in zip(self.tables, keys, strict=True)
+        )
+
+    def apply(self, lanes: Mapping[int, Contribution]) -> None:
+        """Apply the step: fold the lanes in ascending order, then one optimiser step."""
+        ordered = [lanes[lane] for lane in sorted(lanes)]
+        step_rows = sum(part.rows for part in ordered)
+        folds, before = [], []
+        for number, table in enumerate(self.tables):
+            parts = [(p.keys[number], p.gradients[number], p.counts[number]) for p in ordered]
+            fold = Fold.of(parts, table.spec.dim)
+            folds.append(fold)
+            before.append(table.step(fold.keys, fold.gradient, fold.counts, step_rows))
+        self._undo = Undo(tuple(folds), tuple(before))
+        self.step += 1
+        self.rows_seen += step_rows
+
+    def turn(self, pass_: int) -> None:
+        """Begin another pass."""
+        self.pass_, self.step, self.rows_seen, self._undo = pass_, 0, 0, None
+
+    def snapshot(self) -> list[list[RowSet]]:
+        """A copy of all rows: per partition one set per table, in key order."""
+        per_table = [table.snapshot(self.model.partition_bits) for table in self.tables]
+        return [list(sets) for sets in zip(*per_table, strict=True)]
+
+    def load(self, partition: list[RowSet]) -> None:
+        """Add the rows of one saved partition."""
+        for table, saved in zip(self.tables, partition, strict=True):
+            table.load(saved)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(table.size_bytes for table in self.tables)
+
+    @property
+    def keys_held(self) -> int:
+        return sum(table.used for table in self.tables)

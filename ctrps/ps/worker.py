@@ -1,0 +1,452 @@
+"""The worker: lanes of batches, each read, pulled, computed and pushed.
+
+A worker holds no truth. Its lanes come and go with the orders, its position in a lane follows
+from what servers answer, and a batch that two workers compute is computed to the same bits. So a
+new view, a lost lane and a steal are one thing here: forget the lane, or begin it.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from ctrps.models import Gradient, Minibatch, Model
+from ctrps.ps.effects import Compute, Connect, Effects, Peer, Prepare, Send
+from ctrps.ps.member import Identity, Life, Limits, Member
+from ctrps.ps.messages import (
+    Arrays,
+    Message,
+    Orders,
+    Pull,
+    Pulled,
+    Push,
+    Pushed,
+    Refused,
+    Status,
+    Welcome,
+)
+from ctrps.ps.plan import EvaluationPlan, Manifest, Plan, PlanSettings
+from ctrps.ps.view import View
+
+EVALUATION = -1
+"""The pass of an evaluation lane."""
+
+
+class Stage(Enum):
+    """How far a batch has come in this worker."""
+
+    PREPARING = 0
+    PREPARED = 1
+    ASKING = 2
+    COMPUTING = 3
+    SENDING = 4
+
+
+@dataclass(slots=True)
+class Task:
+    """One batch in hand."""
+
+    number: int
+    stage: Stage = Stage.PREPARING
+    batch: Minibatch | None = None
+    weights: Arrays = ()
+    open: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Lane:
+    """One lane held, with its tasks by batch number: at most one sent, asked and read ahead."""
+
+    number: int
+    length: int
+    tasks: dict[int, Task] = field(default_factory=dict)
+    next: int = 0
+
+    def front(self) -> Task | None:
+        """The lowest batch whose gradient is not computed yet."""
+        unsent = [t for t in self.tasks.values() if t.stage is not Stage.SENDING]
+        return min(unsent, key=lambda t: t.number, default=None)
+
+
+@dataclass(slots=True)
+class Request:
+    """A pull or push that is not answered yet."""
+
+    lane: int
+    task: int
+    server: int
+    message: Pull | Push
+    since: float
+    due: float
+    interval: float
+    heard: str = ""
+
+
+class Worker(Member):
+    """A worker's state machine.
+
+    Parameters
+    ----------
+    identity, limits, now
+        As for every member.
+    model
+    settings
+        Of the plan.
+    """
+
+    def __init__(
+        self, identity: Identity, limits: Limits, now: float, model: Model, settings: PlanSettings
+    ):
+        super().__init__(identity, limits, now)
+        self.model = model
+        self.settings = settings
+        self.view: View | None = None
+        self.lanes: dict[int, Lane] = {}
+        self.rows_pushed = 0
+        self._doing: tuple[int, int, str] = (-1, -1, "wait")
+        self._manifest: Manifest | None = None
+        self._plan: Plan | None = None
+        self._test: EvaluationPlan | None = None
+        self._results: dict[int, Arrays] = {}
+        self._tokens: dict[int, tuple[int, int]] = {}
+        self._requests: dict[int, Request] = {}
+        self._last_token = 0
+        self._last_request = 0
+
+    def on_start(self, now: float) -> Effects:
+        return self._tell(now)
+
+    def on_tick(self, now: float) -> Effects:
+        effects = self._beat(now)
+        if self.life is not Life.WORKING:
+            return effects
+        for request in self._requests.values():
+            if now >= request.due:
+                request.interval = min(1.5 * request.interval, self.limits.retry_most_s)
+                request.due = now + request.interval
+                effects.append(Send(request.server, request.message))
+        return effects
+
+    def on_message(self, peer: Peer, message: Message, now: float) -> Effects:
+        """Take one message; an answer to no open request is dropped unread."""
+        if self.life is Life.ENDED:
+            return []
+        match message:
+            case Welcome():
+                return self._welcome(message, now)
+            case Orders():
+                return self._obey(message, now)
+            case Refused(request=-1):
+                return self._refused_registration(message)
+            case Pulled() | Pushed() | Refused():
+                request = self._requests.get(message.request)
+                return self._on_answer(request, message, now) if request else []
+        return []
+
+    def on_prepared(self, token: int, batch: Minibatch, now: float) -> Effects:
+        """The batch of ``Prepare(token)`` has been read."""
+        found = self._take(token)
+        if not found:
+            return []
+        lane, task = found
+        task.batch, task.stage = batch, Stage.PREPARED
+        return self._move(lane, now)
+
+    def on_computed(self, token: int, result: Gradient | np.ndarray, now: float) -> Effects:
+        """The gradient, or the scores float32[rows], of ``Compute(token)``."""
+        found = self._take(token)
+        if not found:
+            return []
+        lane, task = found
+        assert task.batch is not None
+        if isinstance(result, Gradient):
+            return self._push(lane, task, result, now)
+        self._results[lane.number] = (result, task.batch.labels)
+        lane.tasks.clear()
+        return self._tell(now)
+
+    def check(self) -> None:
+        """Assert every invariant that a worker's state has at all times."""
+        for number, request in self._requests.items():
+            task = self.lanes[request.lane].tasks[request.task]
+            assert number in task.open and request.message.request == number
+            assert task.stage in (Stage.ASKING, Stage.SENDING)
+        for lane in self.lanes.values():
+            stages = [task.stage for task in lane.tasks.values()]
+            # Two compute when another worker has pushed the first of them meanwhile.
+            assert stages.count(Stage.COMPUTING) <= 2 and stages.count(Stage.ASKING) <= 2
+            assert len(stages) <= 4
+
+    # -- orders ---------------------------------------------------------------------------------
+
+    def _joined(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+
+    def _obey(self, orders: Orders, now: float) -> Effects:
+        if not self._accept(orders, now):
+            return []
+        if orders.phase == "stop":
+            return self._obey_stop(orders)
+        effects: Effects = []
+        if self.view is None or orders.view > self.view.number:
+            effects += self._adopt(orders)
+        doing = (orders.view, orders.pass_, orders.phase)
+        if doing != self._doing:
+            self._begin(doing)
+        leased = {int(lane): int(batch) for lane, batch in orders.leases}
+        for lane in set(self.lanes) - set(leased):
+            self._forget(lane)
+        for lane, batch in leased.items():
+            if lane not in self.lanes:
+                effects += self._hold(lane, batch)
+        return effects
+
+    def _adopt(self, orders: Orders) -> Effects:
+        if orders.view < 0:
+            return []
+        addresses = {int(node): str(address) for node, address in orders.addresses}
+        self.view = View(orders.view, orders.owners, addresses)
+        return [Connect(node, address) for node, address in addresses.items()]
+
+    def _begin(self, doing: tuple[int, int, str]) -> None:
+        """Another view, pass or phase: whatever was in hand belongs to the old one."""
+        for lane in list(self.lanes):
+            self._forget(lane)
+        assert self._manifest is not None
+        _, pass_, phase = self._doing = doing
+        if phase == "train" and (self._plan is None or self._plan.number != pass_):
+            self._plan = Plan(self._manifest.train, self.settings, pass_)
+        if phase == "evaluate" and self._test is None:
+            self._test = EvaluationPlan(self._manifest.test)
+
+    def _forget(self, lane: int) -> None:
+        gone = self.lanes.pop(lane)
+        for task in gone.tasks.values():
+            self._drop_requests(task)
+        self._tokens = {t: found for t, found in self._tokens.items() if found[0] != lane}
+        self._results.pop(lane, None)
+
+    def _drop_requests(self, task: Task) -> None:
+        for number in task.open:
+            del self._requests[number]
+        task.open.clear()
+
+    def _hold(self, lane: int, batch: int) -> Effects:
+        if self._evaluates:
+            self.lanes[lane] = Lane(lane, 1)
+            return self._read_ahead(self.lanes[lane])
+        assert self._plan is not None
+        self.lanes[lane] = Lane(lane, int(self._plan.lengths[lane]), next=batch)
+        return self._read_ahead(self.lanes[lane])
+
+    @property
+    def _evaluates(self) -> bool:
+        return self._doing[2] == "evaluate"
+
+    # -- a batch's way --------------------------------------------------------------------------
+
+    def _read_ahead(self, lane: Lane) -> Effects:
+        """Prepare up to one batch beyond the front."""
+        effects: Effects = []
+        while lane.next < lane.length:
+            front = lane.front()
+            if front and lane.next > front.number + 1:
+                break
+            lane.tasks[lane.next] = Task(lane.next)
+            effects.append(self._prepare(lane, lane.next))
+            lane.next += 1
+        return effects
+
+    def _prepare(self, lane: Lane, number: int) -> Prepare:
+        token = self._token(lane, number)
+        if self._evaluates:
+            assert self._test is not None
+            return Prepare(token, EVALUATION, self._test.batch(lane.number))
+        assert self._plan is not None
+        return Prepare(token, self._plan.number, self._plan.batch(lane.number, number))
+
+    def _move(self, lane: Lane, now: float) -> Effects:
+        """Ask for what is prepared: the front, and the next one while the front computes."""
+        front = lane.front()
+        if front is None:
+            return []
+        effects: Effects = []
+        if front.stage is Stage.PREPARED:
+            effects += self._ask(lane, front, now)
+        ahead = lane.tasks.get(front.number + 1)
+        if front.stage is Stage.COMPUTING and ahead and ahead.stage is Stage.PREPARED:
+            effects += self._ask(lane, ahead, now)
+        return effects
+
+    def _ask(self, lane: Lane, task: Task, now: float) -> Effects:
+        assert self.view is not None and task.batch is not None
+        task.stage = Stage.ASKING
+        sets = self.model.key_sets(task.batch)
+        task.weights = tuple(
+            np.empty((len(s.keys), table.dim), np.float32)
+            for s, table in zip(sets, self.model.tables, strict=True)
+        )
+        view, pass_, _ = self._doing
+        purpose = "evaluate" if self._evaluates else "train"
+        effects: Effects = []
+        for node in self.view.servers:
+            keys = tuple(self.view.take(s.keys, s.starts, node) for s in sets)
+            pull = Pull(view, self._number(), pass_, lane.number, task.number, purpose, keys)
+            effects.append(self._request(lane, task, node, pull, now))
+        return effects
+
+    def _on_answer(
+        self, request: Request, message: Pulled | Pushed | Refused, now: float
+    ) -> Effects:
+        lane = self.lanes[request.lane]
+        task = lane.tasks[request.task]
+        if isinstance(message, Refused):
+            return self._on_refused(request, lane, message, now)
+        task.open.discard(message.request)
+        del self._requests[message.request]
+        if isinstance(message, Pulled):
+            return self._on_pulled(request, lane, task, message, now)
+        if not task.open:
+            del lane.tasks[task.number]
+            if lane.next == lane.length and not lane.tasks:
+                return self._tell(now)
+        return []
+
+    def _on_pulled(
+        self, request: Request, lane: Lane, task: Task, message: Pulled, now: float
+    ) -> Effects:
+        assert self.view is not None and task.batch is not None
+        sets = self.model.key_sets(task.batch)
+        for out, key_set, part in zip(task.weights, sets, message.weights, strict=False):
+            size = self.view.size(key_set.starts, request.server)
+            if part.dtype != np.float32 or part.shape != (size, out.shape[1]):
+                return self.fail(f"server {request.server} answered with wrong arrays", 4, now)
+            self.view.put(out, key_set.starts, request.server, part)
+        self._settle(lane, task.number, request.server)
+        return self._compute(lane, task, now) if not task.open else []
+
+    def _settle(self, lane: Lane, number: int, server: int) -> None:
+        """An answer for batch ``number`` proves that the server has all pushes before it."""
+        for earlier in [t for t in lane.tasks.values() if t.number < number]:
+            for request in [r for r in earlier.open if self._requests[r].server == server]:
+                earlier.open.discard(request)
+                del self._requests[request]
+            if earlier.stage is Stage.SENDING and not earlier.open:
+                del lane.tasks[earlier.number]
+
+    def _compute(self, lane: Lane, task: Task, now: float) -> Effects:
+        assert task.batch is not None
+        task.stage = Stage.COMPUTING
+        purpose = "evaluate" if self._evaluates else "train"
+        token = self._token(lane, task.number)
+        compute = Compute(token, task.batch, task.weights, purpose)
+        return [compute, *self._move(lane, now)]
+
+    def _push(self, lane: Lane, task: Task, result: Gradient, now: float) -> Effects:
+        assert self.view is not None and task.batch is not None
+        view, pass_, _ = self._doing
+        name = f"pass {pass_} lane {lane.number} batch {task.number}"
+        if not all(np.isfinite(g).all() for g in result.tables):
+            return self.fail(f"the gradient of {name} is not finite", 3, now)
+        task.stage, task.weights = Stage.SENDING, ()
+        self.rows_pushed += task.batch.rows
+        sets = self.model.key_sets(task.batch)
+        effects: Effects = []
+        for node in self.view.servers:
+            push = Push(
+                view,
+                self._number(),
+                pass_,
+                lane.number,
+                task.number,
+                task.batch.rows,
+                result.loss_sum,
+                tuple(self.view.take(s.keys, s.starts, node) for s in sets),
+                tuple(
+                    self.view.take(g, s.starts, node)
+                    for g, s in zip(result.tables, sets, strict=True)
+                ),
+                tuple(self.view.take(s.counts, s.starts, node) for s in sets),
+            )
+            effects.append(self._request(lane, task, node, push, now))
+        return effects + self._read_ahead(lane) + self._move(lane, now)
+
+    def _on_refused(self, request: Request, lane: Lane, message: Refused, now: float) -> Effects:
+        match message.why:
+            case "behind":
+                return self._restart(lane, message.value)
+            case "wait":
+                request.heard = message.detail
+            case "bad":
+                what = f"server {request.server} refused a message of this worker"
+                return self.fail(f"{what}: {message.detail}", 1, now)
+        return []
+
+    def _restart(self, lane: Lane, number: int) -> Effects:
+        """Begin a lane again at a batch that all servers can answer."""
+        self._forget(lane.number)
+        return self._hold(lane.number, number)
+
+    # -- requests and tokens --------------------------------------------------------------------
+
+    def _request(
+        self, lane: Lane, task: Task, server: int, message: Pull | Push, now: float
+    ) -> Send:
+        interval = self.limits.retry_s
+        self._requests[message.request] = Request(
+            lane.number, task.number, server, message, now, now + interval, interval
+        )
+        task.open.add(message.request)
+        return Send(server, message)
+
+    def _number(self) -> int:
+        """A request number that this node never uses twice."""
+        self._last_request += 1
+        return self._last_request
+
+    def _token(self, lane: Lane, number: int) -> int:
+        self._last_token += 1
+        self._tokens[self._last_token] = (lane.number, number)
+        return self._last_token
+
+    def _take(self, token: int) -> tuple[Lane, Task] | None:
+        """The task of a token, once; None if its lane was forgotten meanwhile."""
+        found = self._tokens.pop(token, None)
+        if found is None:
+            return None
+        lane = self.lanes[found[0]]
+        return lane, lane.tasks[found[1]]
+
+    # -- status ---------------------------------------------------------------------------------
+
+    def _status(self, now: float) -> Status:
+        shown = sorted(self._results)[:4]
+        return Status(
+            node=self.node,
+            term=self._term,
+            seq=self._seq,
+            seen=self.orders.seq if self.orders else -1,
+            view=self.view.number if self.view else -1,
+            pass_=-1,
+            step=-1,
+            ready=True,
+            missing=sorted(self.lanes)[:1024],
+            saved=-1,
+            missed=-1,
+            files=[],
+            counters={"rows": self.rows_pushed},
+            fault=self._fault[0],
+            fault_status=self._fault[1],
+            waits_for=self._waits_for(now),
+            lanes=shown,
+            results=tuple(array for lane in shown for array in self._results[lane]),
+        )
+
+    def _waits_for(self, now: float) -> str:
+        oldest = min(self._requests.values(), key=lambda r: r.since, default=None)
+        if oldest is None or now - oldest.since < self.limits.say_s or self.view is None:
+            return ""
+        where = self.view.addresses.get(oldest.server, "?")
+        what = f"{oldest.message.KIND} of lane {oldest.lane} batch {oldest.task}"
+        said = f", which says: {oldest.heard}" if oldest.heard else ""
+        return f"{what} at server {oldest.server} ({where}){said}"

@@ -1,0 +1,90 @@
+"""Progress of a run for a person: one live line on a terminal, plain lines elsewhere.
+
+Figures come as the lines of ``metrics.jsonl``. Nothing is computed here.
+"""
+
+import time
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+PLAIN_EVERY_S = 5.0
+
+
+class ProgressLine:
+    """Shows training as it goes; a context manager.
+
+    Parameters
+    ----------
+    stream
+        Where to write: standard error.
+    mode
+        ``auto`` (live on a terminal, plain elsewhere), ``plain``, or ``none``.
+    """
+
+    def __init__(self, stream: TextIO, mode: str = "auto"):
+        self._stream = stream
+        live = mode == "auto" and stream.isatty()
+        self._plain = mode == "plain" or (mode == "auto" and not live)
+        self._bar = _bar(stream) if live else None
+        self._tasks: dict[int, TaskID] = {}
+        self._said = -PLAIN_EVERY_S
+
+    def __enter__(self) -> "ProgressLine":
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def tell(self, text: str) -> None:
+        """A line for people, above the live one."""
+        if self._bar:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            self._stream.write(text + "\n")
+            self._stream.flush()
+
+    def show(self, figures: dict[str, Any]) -> None:
+        """The newest figures of the run."""
+        if self._bar:
+            self._show_live(figures)
+        elif self._plain:
+            now, last = time.monotonic(), figures["step"] == figures["steps"]
+            if last or now - self._said >= PLAIN_EVERY_S:
+                self._said = now
+                self.tell(f"{time.strftime('%H:%M:%S')} {words(figures)}")
+
+    def _show_live(self, figures: dict[str, Any]) -> None:
+        assert self._bar is not None
+        number = int(figures["pass"])
+        if number not in self._tasks:
+            self._tasks[number] = self._bar.add_task("", total=figures["pass_rows"])
+        text = words(figures)
+        self._bar.update(self._tasks[number], completed=figures["rows"], description=text)
+
+
+def words(figures: dict[str, Any]) -> str:
+    """One line: pass, share, rows, rows per second, progressive loss.
+
+    Examples
+    --------
+    >>> words({"pass": 0, "step": 5, "steps": 10, "rows": 5120, "pass_rows": 10240,
+    ...        "logloss": 0.51, "rows_per_s": 250000.0})
+    'pass 1  50 %  step 5/10  5,120 rows  250,000 rows/s  logloss 0.5100'
+    """
+    share = 100 * figures["rows"] / max(figures["pass_rows"], 1)
+    return (
+        f"pass {figures['pass'] + 1}  {share:.0f} %  step {figures['step']}/{figures['steps']}  "
+        f"{figures['rows']:,} rows  {figures['rows_per_s']:,.0f} rows/s  "
+        f"logloss {figures['logloss']:.4f}"
+    )
+
+
+def _bar(stream: TextIO) -> Progress:
+    console = Console(file=stream)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(20), TimeRemainingColumn())
+    return Progress(*columns, console=console, redirect_stdout=False, redirect_stderr=False)

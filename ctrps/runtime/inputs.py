@@ -1,0 +1,178 @@
+"""The data of a run: files named by the job -> shards -> the data manifest, and its minibatches."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ctrps.config import JobConfig
+from ctrps.data.batches import BlockBatches
+from ctrps.data.convert import Progress, expand, to_shards
+from ctrps.data.formats import TextSettings
+from ctrps.data.shards import Schema, Shard
+from ctrps.errors import ConfigError, DataError
+from ctrps.models import Minibatch
+from ctrps.ps.plan import BatchRef, DataFile, EvaluationPlan, Manifest, Plan, PlanSettings
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Training and test rows as shards.
+
+    ``convert_s`` is the time that text took to become shards; 0 when all were there.
+    """
+
+    manifest: Manifest
+    schema: Schema
+    convert_s: float
+
+
+def open_inputs(job: JobConfig, progress: Progress | None = None) -> Inputs:
+    """Find the job's files, converting text once into ``OUTPUT.DIR/cache``.
+
+    Raises
+    ------
+    DataError
+        A file is missing, unreadable or without rows, or training and test differ in columns.
+    ConfigError
+        A batch would be larger than a block of the shards.
+    """
+    began = time.monotonic()
+    cache = job.output.dir / "cache"
+    train = _shards(job.data.train, job, cache, progress)
+    test = _shards(job.data.test, job, cache, progress) if _wants_test(job) else []
+    schema = train[0].schema
+    for shard in test:
+        if shard.schema != schema:
+            what = f"its columns are not those of {train[0].path}"
+            raise DataError(what, where=str(shard.path), hint="extract both with one job")
+    _check_block_rows(train, job.train.batch_rows)
+    manifest = Manifest(tuple(map(_entry, train)), tuple(map(_entry, test)))
+    return Inputs(manifest, schema, time.monotonic() - began)
+
+
+def _wants_test(job: JobConfig) -> bool:
+    """Test rows are optional: with the default place of ``data.test`` only if some are there."""
+    stated = job.origins["data.test"] != "default"
+    return bool(job.data.test) and (stated or any(_glob(p) for p in job.data.test))
+
+
+def _glob(pattern: Path) -> list[Path]:
+    return list(pattern.parent.glob(pattern.name)) if pattern.parent.is_dir() else []
+
+
+def _shards(
+    patterns: Sequence[Path], job: JobConfig, cache: Path, progress: Progress | None
+) -> list[Shard]:
+    if job.origins["data.train"] == "default" and not any(_glob(p) for p in patterns):
+        raise DataError(
+            "no shards are there",
+            where=str(patterns[0]) if patterns else "data.train",
+            hint="run `ctrps extract` with this job first, or set data.train",
+        )
+    return [Shard(p) for p in to_shards(expand(patterns), text_settings(job), cache, progress)]
+
+
+def text_settings(job: JobConfig, labels: str = "required") -> TextSettings:
+    """How the job's text files are to be read."""
+    data = job.data
+    return TextSettings(
+        format=data.format,
+        label=data.label,
+        numeric=data.numeric,
+        ignore=data.ignore,
+        id=data.id,
+        missing=data.missing,
+        labels=labels,
+        block_rows=max(data.block_rows, job.train.batch_rows),
+        max_bad=data.max_bad,
+    )
+
+
+def _entry(shard: Shard) -> DataFile:
+    return DataFile(str(shard.path), shard.digest, tuple(map(int, shard.block_rows)))
+
+
+def _check_block_rows(shards: list[Shard], batch_rows: int) -> None:
+    for shard in shards:
+        if len(shard.block_rows) > 1 and shard.block_rows[0] < batch_rows:
+            what = f"train.batch_rows is {batch_rows}, a block holds {shard.block_rows[0]} rows"
+            hint = f"lower it, or extract with features.block_rows={batch_rows}"
+            raise ConfigError(what, where=str(shard.path), hint=hint)
+
+
+def plan_settings(job: JobConfig) -> PlanSettings:
+    """The part of the job that fixes the lanes."""
+    train = job.train
+    return PlanSettings(
+        train.batch_rows, train.lanes, train.chunk_batches, train.shuffle, train.seed
+    )
+
+
+class BatchReader:
+    """Minibatches of a manifest's files; holds the blocks that lanes are in. One per thread.
+
+    Parameters
+    ----------
+    files
+    settings
+        Of the plan, or None to read for an evaluation.
+    bits : int
+        Base-2 logarithm of the number of partitions.
+    """
+
+    def __init__(self, files: tuple[DataFile, ...], settings: PlanSettings | None, bits: int):
+        self._files = files
+        self._settings = settings
+        self._bits = bits
+        self._plan: Plan | EvaluationPlan | None = None
+        self._shards: dict[int, Shard] = {}
+        self._blocks: OrderedDict[tuple[int, int], BlockBatches] = OrderedDict()
+        # Each lane reads in one block; the next block of a lane follows the last.
+        self._most_blocks = 4 + (settings.lanes if settings else 0)
+
+    def minibatch(self, pass_: int, ref: BatchRef) -> Minibatch:
+        """The rows of ``ref`` as the plan of the pass orders them."""
+        rows = self._plan_of(pass_).row_numbers(ref)
+        return self._block(ref.file, ref.block).minibatch(rows)
+
+    def ids(self, ref: BatchRef) -> tuple[np.ndarray, np.ndarray] | None:
+        """Bytes and ends of the ids of the whole block of ``ref``, None if it has none."""
+        return self._block(ref.file, ref.block).block.ids
+
+    def _plan_of(self, pass_: int) -> Plan | EvaluationPlan:
+        if self._plan is None or (isinstance(self._plan, Plan) and self._plan.number != pass_):
+            self._plan = (
+                Plan(self._files, self._settings, pass_)
+                if self._settings
+                else EvaluationPlan(self._files)
+            )
+        return self._plan
+
+    def _block(self, file: int, number: int) -> BlockBatches:
+        found = self._blocks.get((file, number))
+        if found is None:
+            found = BlockBatches(
+                self._shard(file).block(number), self._shards[file].schema, self._bits
+            )
+            self._blocks[file, number] = found
+            if len(self._blocks) > self._most_blocks:
+                self._blocks.popitem(last=False)
+        self._blocks.move_to_end((file, number))
+        return found
+
+    def _shard(self, file: int) -> Shard:
+        if file not in self._shards:
+            entry = self._files[file]
+            shard = Shard(Path(entry.path))
+            if shard.digest != entry.digest:
+                raise DataError(
+                    "the file has changed since the run began",
+                    where=entry.path,
+                    hint="do not write to a running job's data",
+                )
+            self._shards[file] = shard
+        return self._shards[file]

@@ -1,0 +1,278 @@
+"""A local cluster: start the processes, watch them, stop them all, and say what failed first."""
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ctrps.config import RESERVED_VARIABLES, JobConfig
+from ctrps.errors import ClusterError, RunFailed, Stopped
+from ctrps.runtime.inputs import open_inputs
+from ctrps.runtime.rundir import RunFolder, write_json
+from ctrps.runtime.warm import warm
+
+Say = Callable[[dict[str, Any]], None]
+POLL_S = 0.05
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class Child:
+    """A process of the cluster."""
+
+    role: str
+    rank: int
+    process: subprocess.Popen[bytes]
+    log: Path
+    seen: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.rank} (process {self.process.pid})"
+
+    def ended(self) -> int | None:
+        """Its exit status; negative for a signal; None while it runs."""
+        return self.process.poll()
+
+
+class LocalCluster:
+    """The processes of one ``ctrps launch``.
+
+    Parameters
+    ----------
+    job
+        With the wanted numbers of servers and workers.
+    say
+        Takes the figures of ``metrics.jsonl`` as they come.
+    tell
+        Takes a line for people.
+    """
+
+    def __init__(self, job: JobConfig, say: Say, tell: Callable[[str], None]):
+        self.job = job
+        self.say = say
+        self.tell = tell
+        self.run_dir = job.output.dir
+        self.children: list[Child] = []
+        self.first_failure: Child | None = None
+        self._interrupts = 0
+        self._read_to = 0
+        self._kill_at: float | None = None
+
+    def run(self) -> None:
+        """Start everything and wait for the end of the job.
+
+        Raises
+        ------
+        RunFailed
+            With the exit status of the job and the first process that failed.
+        Stopped
+            The job was interrupted.
+        """
+        before = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            scheduler = self._start("scheduler", 0, [])
+            address = self._address(scheduler)
+            cluster = self.job.cluster
+            for role, count in (("server", cluster.servers), ("worker", cluster.workers)):
+                for rank in range(count):
+                    self._start(role, rank, ["--scheduler", address])
+            self._watch(scheduler)
+        finally:
+            self._stop_all()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _start(self, role: str, rank: int, arguments: list[str]) -> Child:
+        log = self.run_dir / "logs" / f"{role}-{rank}.log"
+        config = self.run_dir / "config.resolved.yaml"
+        command = [sys.executable, "-m", "ctrps", role, "-c", str(config)]
+        command += ["--parent", str(os.getpid()), *arguments]
+        with open(log, "wb") as out:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=child_environment(os.environ),
+                # Ctrl-C shall reach this process only, which then asks the scheduler to stop.
+                start_new_session=True,
+            )
+        child = Child(role, rank, process, log)
+        self.children.append(child)
+        return child
+
+    def _address(self, scheduler: Child) -> str:
+        """Where the scheduler listens, from the file that it writes when it does."""
+        deadline = time.monotonic() + self.job.cluster.start_timeout_s
+        while time.monotonic() < deadline:
+            if scheduler.ended() is not None:
+                raise self._failure(scheduler)
+            found = read_json(self.run_dir / "scheduler.json")
+            if found.get("pid") == scheduler.process.pid:
+                return str(found["address"])
+            time.sleep(POLL_S)
+        raise ClusterError(f"{scheduler} did not start", where=str(scheduler.log))
+
+    def _watch(self, scheduler: Child) -> None:
+        while scheduler.ended() is None:
+            time.sleep(POLL_S)
+            self._forward_metrics()
+            self._look_for_deaths(scheduler)
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                break
+        self._forward_metrics()
+        status = scheduler.ended()
+        if status == 0:
+            return
+        if self._interrupts > 1:
+            raise Stopped("stopped at once, without a checkpoint", exit_status=130)
+        if status in (75, 130, 143):
+            raise Stopped(last_words(scheduler.log), exit_status=status)
+        raise self._failure(scheduler)
+
+    def _look_for_deaths(self, scheduler: Child) -> None:
+        for child in self.children:
+            status = child.ended()
+            if child.seen or child is scheduler or status is None:
+                continue
+            child.seen = True
+            if status and self.first_failure is None:
+                self.first_failure = child
+                self.tell(f"{child} ended: {how(status)}")
+        workers = [c for c in self.children if c.role == "worker"]
+        servers = [c for c in self.children if c.role == "server"]
+        lost = all(w.seen for w in workers) or any(s.seen for s in servers)
+        if lost and self._kill_at is None:
+            # The scheduler notices by itself; this is for the case that it cannot.
+            c = self.job.cluster
+            self._kill_at = time.monotonic() + 2 * c.server_silent_s + c.stop_linger_s
+
+    def _forward_metrics(self) -> None:
+        path = self.run_dir / "metrics.jsonl"
+        if not path.exists():
+            return
+        with open(path, "rb") as file:
+            file.seek(self._read_to)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._read_to += len(line)
+                self.say(json.loads(line))
+
+    def _failure(self, scheduler: Child) -> RunFailed:
+        """The first process that failed, its last words, and what to do."""
+        status = scheduler.ended()
+        culprit = self.first_failure or scheduler
+        words = [f"  {line}" for line in tail(culprit.log)]
+        reason = last_words(scheduler.log) if status is not None and status > 0 else ""
+        cause = f"{culprit} {how(culprit.ended())}"
+        if culprit is scheduler and reason:
+            cause, words = reason, []
+        elif reason:
+            words.append(f"  scheduler: {reason}")
+        return RunFailed(
+            "\n".join([cause, *words]),
+            exit_status=status if status is not None and status > 0 else 4,
+            hint=f"see {culprit.log}; run the same command again to go on from the last checkpoint",
+        )
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._interrupts += 1
+        scheduler = self.children[0] if self.children else None
+        if self._interrupts == 1 and scheduler and scheduler.ended() is None:
+            self.tell("stopping, saving a checkpoint (Ctrl-C again to stop at once)")
+            os.kill(scheduler.process.pid, signal.SIGINT)
+        else:
+            self._kill_at = 0.0
+
+    def _stop_all(self) -> None:
+        """Leave no process behind: time to say goodbye, then SIGTERM, then SIGKILL."""
+        patience = [(None, 1.0), (signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)]
+        for number, wait_s in patience if self._kill_at is None else patience[1:]:
+            running = [c for c in self.children if c.ended() is None]
+            if number is not None:
+                for child in running:
+                    child.process.send_signal(number)
+            deadline = time.monotonic() + wait_s
+            while any(c.ended() is None for c in running) and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+
+
+def launch(
+    job: JobConfig, overwrite: bool, say: Say, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """Run ``ctrps launch`` and return its summary."""
+    began = time.monotonic()
+    # Everything that can be wrong with settings and data is found before a process starts.
+    folder = RunFolder(job, overwrite)
+    try:
+        inputs = open_inputs(job)
+        folder.check_plan(inputs)
+        (folder.path / "summary.json").unlink(missing_ok=True)
+        (folder.path / "metrics.jsonl").unlink(missing_ok=True)
+    finally:
+        folder.close()
+    warm(job)
+    LocalCluster(job, say, tell).run()
+    summary = read_json(folder.path / "summary.json")
+    summary |= {"wall_s": time.monotonic() - began, "convert_s": inputs.convert_s}
+    write_json(folder.path / "summary.json", summary)
+    return summary
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel end this process when its launcher dies, however it dies (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        raise ClusterError("the launcher of this process is gone")
+
+
+def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without settings: they are in the resolved job file already."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith("CTRPS_") or name in RESERVED_VARIABLES - {"CTRPS_SCHEDULER"}
+    }
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A small JSON file, or nothing if it is not there or not whole yet."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def tail(log: Path, lines: int = 5) -> list[str]:
+    """The last lines of a log."""
+    try:
+        return log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
+    except OSError:
+        return []
+
+
+def last_words(log: Path) -> str:
+    """What a process said last of all, without the time before it."""
+    line = (tail(log, 1) or ["no word"])[0]
+    return line.split("error: ", 1)[-1]
+
+
+def how(status: int | None) -> str:
+    """An exit status in words."""
+    if status is None:
+        return "is still running"
+    if status < 0:
+        name = signal.Signals(-status).name
+        more = ", perhaps because memory ran out" if name == "SIGKILL" else ""
+        return f"was killed by {name}{more}"
+    return f"ended with status {status}"

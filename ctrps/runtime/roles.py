@@ -1,0 +1,308 @@
+"""The three kinds of process of a cluster: each a state machine with what it needs of the world."""
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from ctrps import models
+from ctrps.checkpoint import PartitionFile, read_manifest
+from ctrps.config import JobConfig, parse_address
+from ctrps.errors import ClusterError
+from ctrps.models import Gradient
+from ctrps.ps import messages
+from ctrps.ps.effects import (
+    SCHEDULER,
+    Begin,
+    Commit,
+    Compute,
+    Effect,
+    Effects,
+    Evaluated,
+    Finish,
+    Load,
+    Prepare,
+    Save,
+)
+from ctrps.ps.member import FENCED, Identity, Limits
+from ctrps.ps.scheduler import JobSpec, Phase, Scheduler
+from ctrps.ps.server import Server
+from ctrps.ps.table import RowSet
+from ctrps.ps.worker import EVALUATION, Worker
+from ctrps.runtime import saving
+from ctrps.runtime.inputs import BatchReader, Inputs, open_inputs, plan_settings
+from ctrps.runtime.local import test_report
+from ctrps.runtime.node import Node
+from ctrps.runtime.rundir import RunFolder, config_digest, plan_digest, write_json
+from ctrps.runtime.transport import Transport
+from ctrps.runtime.warm import warm
+
+Log = Callable[[str], None]
+
+
+def limits(job: JobConfig) -> Limits:
+    """The job's time limits, as the machines take them."""
+    c = job.cluster
+    return Limits(
+        beat_s=c.beat_s,
+        worker_silent_s=c.worker_silent_s,
+        server_silent_s=c.server_silent_s,
+        start_s=c.start_timeout_s,
+        give_up_s=c.give_up_s,
+        steal_s=c.steal_after_s,
+        linger_s=c.stop_linger_s,
+    )
+
+
+def _identity(job: JobConfig, role: str, boot: str, address: str) -> Identity:
+    return Identity(role, job.name, config_digest(job), warm(job), boot, address, messages.PROTOCOL)
+
+
+def _boot(role: str) -> str:
+    return f"{role}-{os.urandom(8).hex()}"
+
+
+class WorkerProcess:
+    """A worker: reads, computes, and goes on as a new node if it was taken for dead."""
+
+    def __init__(self, job: JobConfig, scheduler: str, log: Log):
+        self.job = job
+        self.scheduler = scheduler
+        self.log = log
+        self.model = models.build(job)
+        self._readers: tuple[BatchReader, BatchReader] | None = None
+
+    def run(self) -> Finish:
+        while True:
+            with ThreadPoolExecutor(1) as self._reading, ThreadPoolExecutor(1) as self._computing:
+                finish = self._live()
+            if not finish.reason.startswith(FENCED):
+                return finish
+            self.log("joining again as a new node")
+
+    def _live(self) -> Finish:
+        boot = _boot("worker")
+        transport = Transport(boot)
+        identity = _identity(self.job, "worker", boot, "")
+        now = time.monotonic()
+        settings = plan_settings(self.job)
+        self.machine = Worker(identity, limits(self.job), now, self.model, settings)
+        self.node = Node(self.machine, transport, self._perform, self.machine.fail, self.log)
+        try:
+            transport.connect(SCHEDULER, self.scheduler)
+            return self.node.run(self.machine.on_start(now), self.machine.on_signal)
+        finally:
+            transport.close()
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Begin():
+                bits = self.model.partition_bits
+                self._readers = (
+                    BatchReader(effect.manifest.train, plan_settings(self.job), bits),
+                    BatchReader(effect.manifest.test, None, bits),
+                )
+                self.log(f"joined as worker {effect.rank}, node {effect.node}")
+            case Prepare():
+                self.node.work(
+                    self._reading,
+                    lambda: self._read(effect),
+                    lambda batch, now: self.machine.on_prepared(effect.token, batch, now),
+                )
+            case Compute():
+                self.node.work(
+                    self._computing,
+                    lambda: self._compute(effect),
+                    lambda result, now: self.machine.on_computed(effect.token, result, now),
+                )
+
+    def _read(self, effect: Prepare) -> models.Minibatch:
+        assert self._readers is not None
+        train, test = self._readers
+        reader = test if effect.pass_ == EVALUATION else train
+        return reader.minibatch(effect.pass_, effect.ref)
+
+    def _compute(self, effect: Compute) -> Gradient | np.ndarray:
+        if effect.purpose == "evaluate":
+            return self.model.margins(effect.batch, effect.weights)
+        return self.model.gradient(effect.batch, effect.weights)
+
+
+class ServerProcess:
+    """A server: holds partitions, reads and writes their files."""
+
+    def __init__(self, job: JobConfig, scheduler: str, log: Log):
+        self.job = job
+        self.log = log
+        self.scheduler = scheduler
+        self.model = models.build(job)
+        self.folder = job.output.dir / "model"
+
+    def run(self) -> Finish:
+        boot = _boot("server")
+        bind = parse_address(self.job.cluster.server_bind)
+        transport = Transport(boot, bind, "cluster.server_bind")
+        identity = _identity(self.job, "server", boot, transport.address)
+        now = time.monotonic()
+        settings = plan_settings(self.job)
+        self.machine = Server(identity, limits(self.job), now, self.model, settings)
+        self.node = Node(self.machine, transport, self._perform, self.machine.fail, self.log)
+        try:
+            transport.connect(SCHEDULER, self.scheduler)
+            with ThreadPoolExecutor(1) as self._disk:
+                return self.node.run(self.machine.on_start(now), self.machine.on_signal)
+        finally:
+            transport.close()
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Begin():
+                self.log(
+                    f"joined as server {effect.rank}, node {effect.node}, "
+                    f"at {self.machine.identity.address}"
+                )
+            case Load():
+                self.node.work(self._disk, lambda: self._load(effect), self._loaded)
+            case Save():
+                self.node.work(
+                    self._disk,
+                    lambda: self._save(effect),
+                    lambda files, now: self.machine.on_saved(effect.checkpoint, files, now),
+                )
+
+    def _load(self, effect: Load) -> tuple[dict[int, list[RowSet]], int, int]:
+        manifest = read_manifest(self.folder)
+        number, pass_, step = manifest.position(self.job.train.passes)
+        if number != effect.checkpoint:
+            raise ClusterError(
+                f"checkpoint {number} is there, the scheduler means {effect.checkpoint}",
+                where=str(self.folder),
+                hint="all nodes must see the same output.dir",
+            )
+        return saving.read_partitions(self.folder, effect.partitions), pass_, step
+
+    def _loaded(self, found: tuple[dict[int, list[RowSet]], int, int], now: float) -> Effects:
+        rows, pass_, step = found
+        return self.machine.on_loaded(rows, pass_, step, now)
+
+    def _save(self, effect: Save) -> list[list[object]]:
+        files = saving.write_partitions(
+            self.folder, self.model, effect.rows, effect.checkpoint, effect.view, effect.node
+        )
+        return [list(file) for file in files]
+
+
+class SchedulerProcess:
+    """The scheduler: owns the run's folder, its data manifest and its summary."""
+
+    def __init__(self, job: JobConfig, overwrite: bool, log: Log):
+        self.job = job
+        self.log = log
+        self.began = time.monotonic()
+        self.model = models.build(job)
+        self.folder = RunFolder(job, overwrite)
+        self.inputs = open_inputs(job)
+        self.folder.check_plan(self.inputs)
+        self.manifest = self.folder.resume
+        self.test: dict[str, object] | None = None
+        self._next_line = 0.0
+
+    def run(self, ready: Callable[[str], None]) -> Finish:
+        """Listen, call ``ready`` with the address, and run the job to its end."""
+        bind = parse_address(self.job.cluster.scheduler)
+        transport = Transport(_boot("scheduler"), bind, "cluster.scheduler")
+        now = time.monotonic()
+        self.machine = Scheduler(self._spec(self.inputs), limits(self.job), now)
+        node = Node(self, transport, self._perform, self.machine.on_fault, self.log)
+        self.node = node
+        try:
+            write_json(
+                self.folder.path / "scheduler.json",
+                {"address": transport.address, "pid": os.getpid(), "job": self.job.name},
+            )
+            ready(transport.address)
+            with ThreadPoolExecutor(1) as self._disk:
+                finish = node.run([], self._on_signal)
+            if finish.exit_status == 0:
+                self.folder.write_summary(self.summary())
+            return finish
+        finally:
+            transport.close()
+            self.folder.close()
+
+    def _spec(self, inputs: Inputs) -> JobSpec:
+        passes = self.job.train.passes
+        return JobSpec(
+            name=self.job.name,
+            config_digest=config_digest(self.job),
+            servers=self.job.cluster.servers,
+            workers=self.job.cluster.workers,
+            passes=passes,
+            partitions=self.model.partitions,
+            settings=plan_settings(self.job),
+            manifest=inputs.manifest,
+            resume=self.manifest.position(passes) if self.manifest else None,
+        )
+
+    def on_message(self, peer: object, message: messages.Message, now: float) -> Effects:
+        return self.machine.on_message(peer, message, now)
+
+    def on_tick(self, now: float) -> Effects:
+        """The machine's tick, and a line of figures every second while training."""
+        effects = self.machine.on_tick(now)
+        if self.machine.phase is Phase.TRAINING and now >= self._next_line:
+            figures = self.machine.progress(now)
+            if figures["step"]:
+                self._next_line = now + 1.0
+                self.folder.add_metrics({"phase": "train", **figures})
+        return effects
+
+    def _on_signal(self, number: int, now: float) -> Effects:
+        return self.machine.on_interrupt(128 + number, now)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Commit():
+                self.node.work(
+                    self._disk,
+                    lambda: self._commit(effect),
+                    lambda _, now: self.machine.on_committed(effect.checkpoint, now),
+                )
+            case Evaluated():
+                self.test = test_report(list(effect.scores), list(effect.labels))
+
+    def _commit(self, effect: Commit) -> None:
+        self.manifest = saving.commit(
+            self.folder,
+            self.model,
+            self.inputs.schema,
+            plan_digest(self.job, self.inputs),
+            [PartitionFile(*file) for file in effect.files],
+            (effect.checkpoint, effect.pass_, effect.step),
+            border=effect.step == self.machine.plan.steps,
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """The figures of the run, as ``summary.json`` holds them."""
+        assert self.manifest is not None
+        machine = self.machine
+        train_s = machine.clock.train_s
+        return {
+            "rows": machine.trained_rows,
+            "passes": self.job.train.passes,
+            "steps": machine.trained_steps,
+            "wall_s": time.monotonic() - self.began,
+            "train_s": train_s,
+            "rows_per_s": machine.trained_rows / train_s if train_s else 0.0,
+            "test": self.test,
+            "model": str(self.folder.model),
+            "model_digest": self.manifest.model_digest,
+            "keys": machine.keys,
+            "servers": self.job.cluster.servers,
+            "workers": self.job.cluster.workers,
+            "consistency": self.job.train.consistency,
+            "convert_s": self.inputs.convert_s,
+        }

@@ -1,0 +1,198 @@
+"""The folder of a run: what it holds, whether it may be used, and where training stands in it.
+
+::
+
+    config.resolved.yaml   all settings
+    metrics.jsonl          one line a second while training
+    summary.json           at the end; its presence means that the run is finished
+    logs/ROLE-RANK.log     of each process
+    model/                 the last complete checkpoint
+    cache/, data/          converted text, extracted shards: kept by ``--overwrite``
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import IO, Any
+
+from ctrps import checkpoint
+from ctrps.checkpoint import Manifest
+from ctrps.config import JobConfig, digest
+from ctrps.data.shards import Schema
+from ctrps.errors import ClusterError, ConfigError, DataError
+from ctrps.runtime.inputs import Inputs
+
+MADE_BY_A_RUN = ("model", "logs", "metrics.jsonl", "summary.json", "config.resolved.yaml")
+
+
+class RunFolder:
+    """A run's folder, held by one process at a time.
+
+    Parameters
+    ----------
+    job
+    overwrite
+        Throw away the finished or unfinished run that is there.
+
+    Raises
+    ------
+    ConfigError
+        The folder holds a finished run, or a model that this job cannot go on with.
+    ClusterError
+        Another process is using it.
+    DataError
+        It cannot be written.
+    """
+
+    def __init__(self, job: JobConfig, overwrite: bool = False):
+        self.job = job
+        self.path = job.output.dir
+        self.model = self.path / "model"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = self._take_lock()
+            if overwrite:
+                self._clear()
+            self.resume = self._standing()
+            for folder in (self.model, self.path / "logs"):
+                folder.mkdir(exist_ok=True)
+            text = job.dump_yaml(origins=True)
+            (self.path / "config.resolved.yaml").write_text(text, encoding="utf-8")
+        except OSError as error:
+            what = f"cannot write there: {error.strerror}"
+            raise DataError(what, where=str(self.path), hint="set output.dir") from None
+
+    def _take_lock(self) -> IO[str]:
+        lock = open(self.path / ".lock", "a+", encoding="utf-8")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            owner = lock.read().strip() or "unknown"
+            lock.close()
+            raise ClusterError(
+                f"another run (process {owner}) is using this folder",
+                where=str(self.path),
+                hint="wait for it, or set another output.dir",
+            ) from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        return lock
+
+    def close(self) -> None:
+        """Let others use the folder."""
+        self._lock.close()
+
+    def _clear(self) -> None:
+        for name in MADE_BY_A_RUN:
+            path = self.path / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+    def _standing(self) -> Manifest | None:
+        """The model to go on from; None for a new run."""
+        if not checkpoint.exists(self.model):
+            return None
+        manifest = checkpoint.read_manifest(self.model)
+        finished = (self.path / "summary.json").exists()
+        if finished and manifest.pass_ + 1 >= self.job.train.passes:
+            raise ConfigError(
+                f"a finished run of {manifest.pass_ + 1} pass(es) is there",
+                where=str(self.path),
+                hint="use --overwrite, another output.dir, or more train.passes to go on",
+            )
+        self._compare(manifest)
+        return manifest
+
+    def _compare(self, manifest: Manifest) -> None:
+        wanted = self.job.model_settings()
+        differ = [
+            f"{key} is {manifest.model.get(key)!r} in the model and {value!r} in the job"
+            for key, value in wanted.items()
+            if manifest.model.get(key) != value
+        ]
+        if differ:
+            hint = "use the model's settings, another output.dir, or --overwrite"
+            raise ConfigError("; ".join(differ), where=str(self.model), hint=hint)
+
+    def check_plan(self, inputs: Inputs) -> None:
+        """Refuse to go on inside a pass with other data or other lanes."""
+        manifest = self.resume
+        if manifest is None or manifest.plan == plan_digest(self.job, inputs):
+            return
+        if not manifest.border or manifest.pass_ + 1 >= self.job.train.passes:
+            raise ConfigError(
+                f"the run stopped at step {manifest.step} of pass {manifest.pass_} with other "
+                "data, batch_rows, lanes, chunk_batches, shuffle or seed",
+                where=str(self.path),
+                hint="go on with the same ones, or use --overwrite",
+            )
+
+    def manifest(
+        self, schema: Schema, plan: str, number: int, pass_: int, step: int, border: bool
+    ) -> Manifest:
+        """A manifest for this run's model, its files still to be filled in."""
+        text = self.job.data
+        return Manifest(
+            checkpoint=number,
+            pass_=pass_,
+            step=step,
+            border=border,
+            model=self.job.model_settings(),
+            plan=plan,
+            tables=[],
+            job=self.job.dump_yaml(),
+            data={
+                "schema": schema.to_dict(),
+                "text": {
+                    "label": text.label,
+                    "numeric": list(text.numeric),
+                    "ignore": list(text.ignore),
+                    "id": text.id,
+                    "missing": list(text.missing),
+                },
+            },
+            files=(),
+            model_digest="",
+        )
+
+    def add_metrics(self, line: dict[str, Any]) -> None:
+        """Append one line to ``metrics.jsonl``."""
+        with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write ``summary.json``: the run is finished."""
+        write_json(self.path / "summary.json", summary)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write a small JSON file, whole or not at all."""
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def plan_digest(job: JobConfig, inputs: Inputs) -> str:
+    """Of the data and the settings that fix the lanes."""
+    return digest({"plan": job.plan_settings(), "data": inputs.manifest.digest})
+
+
+def config_digest(job: JobConfig) -> str:
+    """Of what all nodes of a job must agree on; not of addresses, counts, limits or paths."""
+    optimizers = {
+        part: job.optimizer_for(part).model_dump(mode="json") for part in ("w", "v", "intercept")
+    }
+    return digest(
+        {
+            "model": job.model_settings(),
+            "plan": job.plan_settings(),
+            "passes": job.train.passes,
+            "optimizers": optimizers,
+        }
+    )

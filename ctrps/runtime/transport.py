@@ -1,0 +1,189 @@
+"""Messages between processes over ZeroMQ: the pipe, and nothing more.
+
+ZeroMQ may lose a message without a word, so numbering, repeating and time limits belong to the
+state machines. Here sending never blocks and never fails: what cannot be handed over is dropped,
+and comes again by the machine's own timer. This is the only module that knows zmq.
+"""
+
+import errno
+import os
+import socket
+from collections.abc import Hashable, Iterator, Sequence
+
+import zmq
+
+from ctrps.codec import WIRE, Buffer
+from ctrps.errors import ClusterError
+
+HIGH_WATER = 1000
+"""Messages that one peer's queue holds; the machines have fewer than that under way."""
+
+
+class Transport:
+    """The sockets of one process.
+
+    Parameters
+    ----------
+    boot
+        The name of this process for its peers, unique for each start.
+    bind
+        Host and port to listen on (port 0: any), or None for a process that only connects.
+    key
+        The config key that states ``bind``, for errors.
+
+    Attributes
+    ----------
+    address : str
+        ``host:port`` that others can connect to; empty if nothing is bound.
+
+    Raises
+    ------
+    ClusterError
+        The address cannot be bound, or a name cannot be resolved.
+    """
+
+    def __init__(self, boot: str, bind: tuple[str, int] | None = None, key: str = ""):
+        self._context = zmq.Context()
+        self._boot = boot.encode()
+        self._poller = zmq.Poller()
+        self._out: dict[Hashable, zmq.Socket[bytes]] = {}
+        self._addresses: dict[Hashable, str] = {}
+        self._names: dict[zmq.Socket[bytes], Hashable] = {}
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._poller.register(self._wake_read, zmq.POLLIN)
+        self._router: zmq.Socket[bytes] | None = None
+        self.address = ""
+        if bind is not None:
+            self._router = self._listen(*bind, key)
+
+    def _socket(self, kind: int) -> "zmq.Socket[bytes]":
+        made = self._context.socket(kind)
+        made.setsockopt(zmq.MAXMSGSIZE, WIRE.frame_bytes)
+        made.setsockopt(zmq.SNDHWM, HIGH_WATER)
+        made.setsockopt(zmq.RCVHWM, HIGH_WATER)
+        made.setsockopt(zmq.LINGER, 1000)
+        made.setsockopt(zmq.IPV6, 1)
+        return made
+
+    def _listen(self, host: str, port: int, key: str) -> "zmq.Socket[bytes]":
+        router = self._socket(zmq.ROUTER)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        router.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        try:
+            router.bind(f"tcp://{_literal(host)}:{port or '*'}")
+        except zmq.ZMQError as error:
+            router.close()
+            raise ClusterError(
+                f"cannot listen there: {_why(error)}",
+                where=f"{host}:{port}",
+                hint=f"set {key} to another address, or to port 0 for a free one",
+            ) from None
+        endpoint: str = router.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.address = f"{host}:{endpoint.rpartition(':')[2]}"
+        self._poller.register(router, zmq.POLLIN)
+        return router
+
+    def connect(self, peer: Hashable, address: str) -> None:
+        """From now on ``peer`` is reached at ``address``; nothing happens if it is already."""
+        if self._addresses.get(peer) == address:
+            return
+        if peer in self._out:
+            self._drop(peer)
+        host, _, port = address.rpartition(":")
+        dealer = self._socket(zmq.DEALER)
+        dealer.setsockopt(zmq.ROUTING_ID, self._boot)
+        dealer.setsockopt(zmq.IMMEDIATE, 1)
+        dealer.setsockopt(zmq.RECONNECT_IVL, 100)
+        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        dealer.connect(f"tcp://{_literal(host.strip('[]'))}:{port}")
+        self._out[peer], self._names[dealer], self._addresses[peer] = dealer, peer, address
+        self._poller.register(dealer, zmq.POLLIN)
+
+    def _drop(self, peer: Hashable) -> None:
+        dealer = self._out.pop(peer)
+        self._poller.unregister(dealer)
+        del self._names[dealer], self._addresses[peer]
+        dealer.close()
+
+    def send(self, peer: Hashable, frames: Sequence[Buffer]) -> bool:
+        """Hand a message over; False if that is not possible now."""
+        dealer = self._out.get(peer)
+        try:
+            if dealer is not None:
+                dealer.send_multipart(frames, zmq.NOBLOCK, copy=False)
+            elif self._router is not None and isinstance(peer, bytes):
+                self._router.send_multipart([peer, *frames], zmq.NOBLOCK, copy=False)
+            else:
+                return False
+        except zmq.ZMQError as error:
+            if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                return False
+            raise
+        return True
+
+    def poll(self, timeout_s: float) -> Iterator[tuple[Hashable, list[Buffer]]]:
+        """Wait for messages, a ``wake`` or the time limit; then all messages that are there.
+
+        The frames are buffers of their own that nobody else writes.
+        """
+        ready = dict(self._poller.poll(max(0, round(1000 * timeout_s))))
+        if ready.pop(self._wake_read, None):
+            _drain(self._wake_read)
+        for source in ready:
+            yield from self._receive(source)
+
+    def _receive(self, source: "zmq.Socket[bytes]") -> Iterator[tuple[Hashable, list[Buffer]]]:
+        for _ in range(HIGH_WATER):
+            try:
+                frames = source.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            buffers: list[Buffer] = [frame.buffer for frame in frames]
+            if source is not self._router:
+                yield self._names[source], buffers
+            elif len(buffers) > 1:
+                yield bytes(buffers[0]), buffers[1:]
+
+    def wake(self) -> None:
+        """End a ``poll`` early; may be called from any thread."""
+        try:
+            os.write(self._wake_write, b"\0")
+        except BlockingIOError:
+            return  # the pipe is full of wakes already
+
+    def close(self) -> None:
+        """Close all sockets; last messages have a second to leave."""
+        for sock in [*self._out.values(), *([self._router] if self._router else [])]:
+            sock.close()
+        self._context.term()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+
+def _drain(descriptor: int) -> None:
+    try:
+        while os.read(descriptor, 4096):
+            continue
+    except BlockingIOError:
+        return
+
+
+def _literal(host: str) -> str:
+    """The host as zmq wants it, resolved by us: zmq would wait for a wrong name for ever."""
+    if host == "*":
+        return host
+    try:
+        family, *_, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ClusterError(
+            f"cannot resolve this host: {error.strerror}", where=host, hint="check its spelling"
+        ) from None
+    return f"[{address[0]}]" if family == socket.AF_INET6 else str(address[0])
+
+
+def _why(error: zmq.ZMQError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return "the port is already in use"
+    return (error.strerror or str(error)).lower()

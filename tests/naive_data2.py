@@ -1,0 +1,195 @@
+"""Slow, obvious twins of feature extraction: text in, text out, one row at a time.
+
+``explain_text`` is the truth that the extraction kernel is compared with, and is itself compared
+with what the system that ours replaces has written (``fixtures/golden``).
+"""
+
+import math
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+NUMBER = re.compile(
+    r"[ \t\n\v\f\r]*([+-]?)(?:"
+    r"(0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)(?:[pP][+-]?[0-9]+)?)|"
+    r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?))"
+)
+
+
+class BadValue(Exception):
+    """A field has no place where it is used: (name of the field, its text)."""
+
+
+def prefix_number(text):
+    """The longest numeric prefix, None for an empty text; ValueError when there is none."""
+    if not text:
+        return None
+    found = NUMBER.match(text)
+    if not found or "\0" in text:
+        raise ValueError(text)
+    value = float.fromhex(found[2]) if found[2] else float(found[3])
+    if math.isinf(value):
+        raise ValueError(text)
+    return -value if found[1] == "-" else value
+
+
+def number(fields, name):
+    try:
+        return prefix_number(fields[name])
+    except ValueError:
+        raise BadValue(name, fields[name]) from None
+
+
+def bucket(fields, name, breaks):
+    x = number(fields, name)
+    if x is None:
+        return "-1"
+    with np.errstate(over="ignore"):
+        small = np.float32(x)
+    fitting = [i for i, line in enumerate(breaks) if small <= np.float32(line)]
+    return str(fitting[0] if fitting else len(breaks))
+
+
+def dense(feature, fields):
+    """The number that the model sees."""
+    name = feature.fields[0]
+    x = number(fields, name)
+    if x is None:
+        return 0.0
+    if feature.operator == "log" and x > -1:
+        value = math.log1p(x)
+    elif feature.operator == "sqrt" and x >= -1:
+        value = math.sqrt(x + 1)
+    elif feature.operator == "direct":
+        value = x
+    else:
+        raise BadValue(name, fields[name])
+    if abs(value) > np.finfo(np.float32).max:
+        raise BadValue(name, fields[name])
+    return value
+
+
+def values(feature, fields):
+    """The values of a sparse feature, each a tuple of texts."""
+    texts = [fields[name] for name in feature.fields]
+    if feature.operator == "group":
+        return [(element,) for element in texts[0].split(",")]
+    if feature.operator == "hit":
+        elements = texts[1].split(",") if texts[1] else []
+        return [("1" if texts[0] in elements else "0",)]
+    breaks = feature.breaks or [()] * len(texts)
+    parts = [
+        bucket(fields, name, lines) if lines else fields[name]
+        for name, lines in zip(feature.fields, breaks, strict=True)
+    ]
+    return [tuple(parts)]
+
+
+def slots(spec, fields, drop_missing=False):
+    """Per sparse feature, in order, its values as (prefix, texts)."""
+    found = []
+    for feature in spec.sparse:
+        kept = values(feature, fields)
+        if drop_missing and feature.operator != "hit":
+            breaks = feature.breaks or [()] * len(feature.fields)
+            kept = [
+                texts
+                for texts in kept
+                if not any(
+                    text == ("-1" if lines else "")
+                    for text, lines in zip(texts, breaks, strict=True)
+                )
+            ]
+        found.append([(feature.prefix, texts) for texts in kept])
+    return found
+
+
+def label(spec, fields):
+    text = fields[spec.label.fields[0]]
+    if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)", text) or float(text) not in (-1, 0, 1):
+        raise BadValue(spec.label.fields[0], text)
+    return 1.0 if float(text) == 1 else 0.0
+
+
+def row_id(spec, fields):
+    return "#".join([spec.id.prefix, *(fields[name] for name in spec.id.fields)])
+
+
+def explain_text(spec, fields):
+    """A row as one line of text, for people.
+
+    ``id, label, dense user, dense ad, dense user_ad, sparse user, sparse ad, sparse user_ad``
+    separated by tabs; features of a group by ``,``; values of a feature by ``|``; name and value
+    by ``#``.
+
+    Parameters
+    ----------
+    spec : FeatureSpec
+    fields : dict[str, str]
+        Name of a field -> its text.
+    """
+    columns = [row_id(spec, fields), f"{spec.label.prefix}#{fields[spec.label.fields[0]]}"]
+    for group in ("user", "ad", "user_ad"):
+        texts = []
+        for feature in (f for f in spec.dense if f.group == group):
+            value = dense(feature, fields)
+            direct = feature.operator == "direct"
+            text = fields[feature.fields[0]] if direct else f"{value:.6f}"
+            texts.append(f"{feature.prefix}#{text}")
+        columns.append(",".join(texts))
+    made = dict(zip(spec.sparse, slots(spec, fields), strict=True))
+    for group in ("user", "ad", "user_ad"):
+        texts = [
+            "|".join("#".join([prefix, *value]) for prefix, value in found)
+            for feature, found in made.items()
+            if feature.group == group
+        ]
+        columns.append(",".join(texts))
+    return "\t".join(columns)
+
+
+@dataclass
+class Extracted:
+    """What a row gives: values per slot, numbers, label and id."""
+
+    slots: list
+    dense: list
+    label: float
+    id: str | None
+
+
+def extract(spec, header, line, drop_missing=False):
+    """One line of sample text; BadValue when it cannot be used."""
+    texts = line.split("\t")
+    if len(texts) != len(header):
+        raise BadValue(None, line)
+    fields = dict(zip(header, texts, strict=True))
+    return Extracted(
+        slots(spec, fields, drop_missing),
+        [dense(feature, fields) for feature in spec.dense],
+        label(spec, fields) if spec.label else math.nan,
+        row_id(spec, fields) if spec.id else None,
+    )
+
+
+def split_rows(data, rows, separator):
+    """Fields of the lines that begin at ``rows``."""
+    found = []
+    for start in rows:
+        line = data[start:].split(b"\n")[0]
+        found.append(line.removesuffix(b"\r").split(separator))
+    return found
+
+
+def drop_keys(keys, counts, keep):
+    """Keys and counts after taking out those not kept."""
+    left, at = [], 0
+    counts = [list(row) for row in counts]
+    for row in counts:
+        for slot, n in enumerate(row):
+            kept = [key for key, good in zip(keys[at:], keep[at : at + n], strict=False) if good]
+            left += kept
+            row[slot] = len(kept)
+            at += n
+    return left, counts

@@ -1,0 +1,254 @@
+"""Whole jobs on the simulated cluster, and single messages to one machine.
+
+An ordinary run takes 200 seeds of each kind of fault. ``CTRPS_SIM_SEEDS=2000`` takes 2000. A failure
+names its seed; ``Cluster(Setup.drawn(seed))`` plays the same history again.
+"""
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ctrps.errors import LocalProtocolError
+from ctrps.models import Gradient
+from ctrps.ps.effects import SCHEDULER, Compute, Finish, Log, Prepare, Send
+from ctrps.ps.member import Identity, Life, Limits
+from ctrps.ps.messages import (
+    PROTOCOL,
+    Orders,
+    Pull,
+    Pulled,
+    Push,
+    Pushed,
+    Refused,
+    Register,
+    Status,
+    Welcome,
+)
+from ctrps.ps.partition import contribute
+from ctrps.ps.plan import DataFile
+from ctrps.ps.scheduler import JobSpec, Phase, Scheduler
+from ctrps.ps.server import Server
+from ctrps.ps.worker import Stage, Worker
+from tests import sim
+from tests.sim import AuditedServer, Cluster, Data, Faults, Setup, changed, train_alone, verify
+
+SEEDS = int(os.environ.get("CTRPS_SIM_SEEDS", "200"))
+CHUNKS = 10
+
+
+def chunks(seeds: int = SEEDS) -> pytest.MarkDecorator:
+    """Run a test on ``seeds`` seeds, a tenth of them at a time."""
+    borders = [seeds * i // CHUNKS for i in range(CHUNKS + 1)]
+    ranges = [range(a, b) for a, b in zip(borders, borders[1:], strict=False)]
+    return pytest.mark.parametrize("seeds", ranges, ids=lambda r: f"{r.start}-{r.stop}")
+
+
+@contextmanager
+def named(setup: Setup) -> Iterator[None]:
+    """Add the setup to whatever fails inside."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(str(setup))
+        raise
+
+
+def quiet(setup: Setup, **values) -> Setup:
+    """The setup on a network without faults."""
+    return changed(setup, **values, faults=vars(Faults()))
+
+
+# -- the same bits, whatever happens ------------------------------------------------------------
+
+
+@chunks()
+def test_any_cluster_ends_with_the_bits_of_one_process(seeds):
+    for seed in seeds:
+        setup = Setup.drawn(seed)
+        with named(setup):
+            cluster = Cluster(setup)
+            cluster.run()
+            verify(cluster)
+
+
+def test_the_same_seed_gives_the_same_history():
+    for seed in (5, 52):
+        first, second = Cluster(Setup.drawn(seed)), Cluster(Setup.drawn(seed))
+        first.run(), second.run()
+        assert first.log == second.log
+        assert first.messages == second.messages > 1000
+        assert first.history.digest() == second.history.digest()
+
+
+@chunks()
+def test_a_lost_server_ends_the_job_and_is_named(seeds):
+    for seed in seeds:
+        setup = changed(Setup.drawn(seed), faults={"kill_role": "server", "crashes": 1})
+        with named(setup):
+            cluster = Cluster(setup)
+            scheduler = cluster.run()
+            if scheduler.status == 0:
+                # It had done its work, or the crash found nobody.
+                verify(cluster)
+            elif scheduler.machine.nodes and cluster.crashed:
+                check_lost_server(cluster)
+
+
+def check_lost_server(cluster: Cluster) -> None:
+    scheduler, limits = cluster.processes["scheduler"], cluster.limits
+    ((lost, at),) = cluster.crashed.items()
+    joined = any(n.address == lost for n in scheduler.machine.nodes.values())
+    name = f"({lost}) is lost" if joined else "servers did not come"
+    assert scheduler.status == 4 and name in scheduler.reason
+    ended = ("fenced", "no word from the scheduler", "the scheduler refused this node: the job is")
+    for process in cluster.processes.values():
+        if process.name != lost:
+            assert process.status == 4
+            assert name in process.reason or process.reason.startswith(ended)
+    wait = max(limits.server_silent_s, limits.start_s - at)
+    assert cluster.now - at < wait + limits.linger_s + limits.give_up_s
+
+
+@chunks()
+def test_a_lost_scheduler_ends_all_nodes(seeds):
+    for seed in seeds:
+        setup = changed(Setup.drawn(seed), faults={"kill_role": "scheduler", "crashes": 1})
+        with named(setup):
+            cluster = Cluster(setup)
+            scheduler = cluster.run()
+            if scheduler.status == 0:
+                verify(cluster)
+            else:
+                check_lost_scheduler(cluster)
+
+
+def check_lost_scheduler(cluster: Cluster) -> None:
+    scheduler, limits = cluster.processes["scheduler"], cluster.limits
+    was_over = scheduler.machine.phase is Phase.STOPPING
+    for process in cluster.processes.values():
+        if process is not scheduler and not (was_over and process.status == 0):
+            assert process.status == 4
+            assert "scheduler" in process.reason or process.reason.startswith("fenced")
+    late_s, beat_s = cluster.setup.faults.late_s, 1.0
+    assert cluster.now - cluster.crashed["scheduler"] < limits.give_up_s + late_s + beat_s
+
+
+@chunks(SEEDS // 2)
+def test_interrupted_jobs_go_on_with_other_numbers_of_nodes(seeds):
+    for seed in seeds:
+        setup = Setup.drawn(seed)
+        with named(setup):
+            interrupt_and_resume(setup, random.Random(f"interrupts {seed}"))
+
+
+def interrupt_and_resume(setup: Setup, rng: random.Random) -> None:
+    """Run a job in up to four parts, each by another cluster."""
+    cluster, before = Cluster(setup), []
+    for _ in range(3):
+        cluster.interrupt_at = rng.uniform(2, 12)
+        status = cluster.run().status
+        if status == 0:
+            break
+        before += done_before_checkpoint(cluster, status)
+        nodes = {"servers": rng.randint(1, 5), "workers": rng.randint(1, 5)}
+        cluster = cluster.continued(changed(setup, **nodes))
+    else:
+        cluster.run()
+    verify(cluster, before=before)
+
+
+def done_before_checkpoint(cluster: Cluster, status: int) -> list[tuple[int, int, int]]:
+    """Names that this run added to the newest checkpoint; what came after it is lost."""
+    newest = max(cluster.disk, default=None)
+    assert status == (130 if newest is None else 75)
+    if newest is None or newest == cluster.resume:
+        return []
+    cut = cluster.disk[newest][:2]
+    ledgers = [[n for n in s.ledger if (n[0], n[2]) < cut] for s in cluster.servers]
+    assert all(ledger == ledgers[0] for ledger in ledgers)
+    return ledgers[0]
+
+
+# -- negative controls: broken machines that the same checks must find ---------------------------
+# Behind each the number of seeds out of 60 in which it shows.
+
+
+class ForgetsTheStepBefore(AuditedServer):
+    """Answers a pull of the step before with the rows of this one."""
+
+    def _on_pull(self, peer, pull):
+        self.partitions.pull_before = self.partitions.pull
+        return super()._on_pull(peer, pull)
+
+
+class FoldsByArrival(AuditedServer):
+    """Adds the lanes of a step in the order in which they came."""
+
+    def _advance(self, now):
+        if not self._missing():
+            self._lanes = dict(zip(sorted(self._lanes), self._lanes.values(), strict=True))
+        return super()._advance(now)
+
+
+class AddsRepeats(AuditedServer):
+    """Adds a push again when it comes again."""
+
+    def _on_push(self, peer, push, now):
+        held = self._lanes.get(push.lane)
+        if held and not self._misplaced(push) and push.batch == self.partitions.step:
+            twice = [tuple(2 * a for a in arrays) for arrays in (held.gradients, held.counts)]
+            self._lanes[push.lane] = held._replace(gradients=twice[0], counts=twice[1])
+            return [Send(peer, Pushed(push.request))]
+        return super()._on_push(peer, push, now)
+
+
+class StartsRowsAtRandom(AuditedServer):
+    """Starts new rows from a stream of random numbers."""
+
+    def _on_pull(self, peer, pull):
+        for table in self.partitions.tables:
+            table.seed += 1
+        return super()._on_pull(peer, pull)
+
+
+class AsksOnlyOwnersOfKeys(Worker):
+    """Pulls only from servers that hold a key of the batch; pushes to all, as it must."""
+
+    def _ask(self, lane, task, now):
+        everyone, sets = self.view.servers, self.model.key_sets(task.batch)
+        self.view.servers = tuple(
+            node for node in everyone if any(self.view.size(s.starts, node) for s in sets)
+        )
+        try:
+            return super()._ask(lane, task, now)
+        finally:
+            self.view.servers = everyone
+
+
+CONTROLS = {
+    "no undo": (ForgetsTheStepBefore, Worker),
+    "fold in order of arrival": (FoldsByArrival, Worker),
+    "repeated push added": (AddsRepeats, Worker),
+    "new rows at random": (StartsRowsAtRandom, Worker),
+    "servers without keys not asked": (AuditedServer, AsksOnlyOwnersOfKeys),
+}
+
+
+def shows(seed: int, server_class: type[Server], worker_class: type[Worker]) -> bool:
+    cluster = Cluster(Setup.drawn(seed), server_class, worker_class)
+    try:
+        cluster.run()
+        verify(cluster)
+    except (AssertionError, LocalProtocolError):
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_a_broken_machine_is_found_within_60_seeds(name):
+    assert any(shows(seed, *CONTROLS[name]) for seed in range(60))
