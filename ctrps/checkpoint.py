@@ -16,7 +16,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,10 +109,15 @@ def write_partition(
     ----------
     tables
         Name, keys uint64[n] ascending, rows float32[n, width] of each table.
+
+    Raises
+    ------
+    CheckpointError
+        It cannot be written, for lack of room, say; nothing has the final name then.
     """
     name = f"p{partition:03d}-c{checkpoint:06d}-v{view}-n{node}.part"
     content = hashlib.sha256()
-    with FrameFileWriter(folder / name, KIND) as writer:
+    with _writing(folder / name), FrameFileWriter(folder / name, KIND) as writer:
         for table, keys, rows in tables:
             writer.append(table, [keys, rows])
             for array in (keys, rows):
@@ -128,6 +134,12 @@ def commit(folder: Path, manifest: Manifest) -> Manifest:
     -------
     Manifest
         With ``model_digest`` filled in.
+
+    Raises
+    ------
+    CheckpointError
+        A file is missing or damaged, or the manifest cannot be written. The model that was there
+        before is then still there.
     """
     content = hashlib.sha256()
     for file in sorted(manifest.files):
@@ -137,14 +149,28 @@ def commit(folder: Path, manifest: Manifest) -> Manifest:
     body = asdict(whole) | {"format": FORMAT}
     body["files"] = [list(file) for file in whole.files]
     temporary = folder / f"{MANIFEST}.tmp-{os.getpid()}"
-    with open(temporary, "wb") as file_out:
-        file_out.write(_text(body))
-        file_out.flush()
-        os.fsync(file_out.fileno())
-    os.replace(temporary, folder / MANIFEST)
-    sync_folder(folder)
+    try:
+        with _writing(folder / MANIFEST):
+            with open(temporary, "wb") as file_out:
+                file_out.write(_text(body))
+                file_out.flush()
+                os.fsync(file_out.fileno())
+            os.replace(temporary, folder / MANIFEST)
+            sync_folder(folder)
+    finally:
+        temporary.unlink(missing_ok=True)
     _sweep(folder, whole)
     return whole
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        what = f"cannot write it: {error.strerror}"
+        hint = "the last complete checkpoint is still there; make room or mend the folder"
+        raise CheckpointError(what, where=str(path), hint=hint) from None
 
 
 def _text(body: dict[str, Any]) -> bytes:

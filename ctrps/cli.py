@@ -59,6 +59,10 @@ SchedulerAddress = Annotated[
 Parent = Annotated[
     int | None, Option("--parent", hidden=True, help="Process that this one must not outlive.")
 ]
+MaxBad = Annotated[
+    float, Option("--max-bad", min=0, max=1, help="Share of rows that may be unreadable.")
+]
+Rank = Annotated[int, Option("--rank", hidden=True, help="The launcher's number of the process.")]
 ModelFolder = Annotated[Path, Option("--model", metavar="DIR", help="Folder of a trained model.")]
 
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -154,12 +158,12 @@ def extract(
     `features.spec`, and writes OUTPUT.DIR/data/train-*.shard and test-*.shard, which are the
     default data of the same job.
 
-    Example: ctrps extract -c conf/taobao_lr.yaml
+    Example: ctrps extract -c job.yaml
     """
     from ctrps.data.extract import extract as run
 
     _one_of("--stage", stage, ("sample", "features"))
-    summary = run(_job(config, overrides), stage=stage, overwrite=overwrite, progress=_say)
+    summary = run(_job(config, overrides), stage=stage, overwrite=overwrite, progress=_say_rows)
     if as_json:
         _print_json(summary)
         return
@@ -168,6 +172,10 @@ def extract(
         print(f"{name:13s} {figures['rows']:,} rows, {figures['cpu_s']:.1f} s of CPU")
     for split, paths in summary["outputs"].items():
         print(f"{split:13s} {len(paths)} shard(s)")
+
+
+def _say_rows(stage: str, rows: int) -> None:
+    _say(f"{time.strftime('%H:%M:%S')} {stage}: {rows:,} rows")
 
 
 def _one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> None:
@@ -192,7 +200,7 @@ def train(
     Gives the same bits as `ctrps launch` in sync mode, whatever the number of threads. Ctrl-C saves
     a checkpoint; the same command then goes on from it.
 
-    Example: ctrps train -c conf/taobao_lr.yaml --threads 2
+    Example: ctrps train -c job.yaml --threads 2
     """
     from ctrps.runtime.dashboard import ProgressLine
     from ctrps.runtime.local import train as run
@@ -229,7 +237,7 @@ def launch(
     To use several machines, run `ctrps scheduler`, `ctrps server` and `ctrps worker` on them, with
     the same job file.
 
-    Example: ctrps launch -c conf/taobao_lr.yaml -s 2 -w 2
+    Example: ctrps launch -c job.yaml -s 2 -w 2
     """
     from ctrps.runtime.dashboard import ProgressLine
     from ctrps.runtime.launch import launch as run
@@ -309,6 +317,7 @@ def server(
     overrides: Overrides = None,
     scheduler: SchedulerAddress = None,
     parent: Parent = None,
+    rank: Rank = -1,
 ) -> None:
     """Run one server of a cluster: it holds a part of the model.
 
@@ -318,7 +327,7 @@ def server(
     from ctrps.runtime.roles import ServerProcess
 
     job = _job(config, overrides)
-    _end(ServerProcess(job, _scheduler_of(job, scheduler), _logger("server")).run())
+    _end(ServerProcess(job, _scheduler_of(job, scheduler), _logger("server"), rank).run())
 
 
 @app.command()
@@ -328,6 +337,7 @@ def worker(
     overrides: Overrides = None,
     scheduler: SchedulerAddress = None,
     parent: Parent = None,
+    rank: Rank = -1,
 ) -> None:
     """Run one worker of a cluster: it reads rows and computes gradients.
 
@@ -337,7 +347,7 @@ def worker(
     from ctrps.runtime.roles import WorkerProcess
 
     job = _job(config, overrides)
-    _end(WorkerProcess(job, _scheduler_of(job, scheduler), _logger("worker")).run())
+    _end(WorkerProcess(job, _scheduler_of(job, scheduler), _logger("worker"), rank).run())
 
 
 def _bind_to(parent: int | None) -> None:
@@ -387,6 +397,7 @@ def predict(
             help="none: libsvm rows begin with a feature, not with a label.",
         ),
     ] = "optional",
+    max_bad: MaxBad = 0.0,
 ) -> None:
     """Score rows with a trained model, in the order of the rows.
 
@@ -399,10 +410,24 @@ def predict(
 
     _one_of("--labels", labels, ("optional", "none"))
     loaded = predicting.LoadedModel.open(model)
-    scores = predicting.predict(loaded, expand(data), labels=labels)
-    predicting.write_csv(scores, sys.stdout if out == "-" else Path(out))
-    for note in loaded.notes:
+    scores = predicting.predict(loaded, expand(data), labels=labels, max_bad=max_bad)
+    if out == "-":
+        # An id is bytes of the data, which need not be text of the terminal's encoding.
+        sys.stdout.reconfigure(errors="surrogateescape", newline="\n")  # type: ignore[union-attr]
+    rows = predicting.write_csv(scores, sys.stdout if out == "-" else Path(out))
+    _say_notes(scores.notes, scores.unknown, scores.occurrences, scores.rejected)
+    if out != "-":
+        _say(f"{rows:,} rows scored to {out}")
+
+
+def _say_notes(notes: list[str], unknown: int, occurrences: int, rejected: int) -> None:
+    for note in notes:
         _say(f"note: {note}")
+    if rejected:
+        _say(f"note: {rejected:,} bad rows left out")
+    if unknown:
+        share = 100 * unknown / occurrences
+        _say(f"note: the model does not know {unknown:,} of {occurrences:,} values ({share:.1f} %)")
 
 
 @app.command()
@@ -410,6 +435,7 @@ def predict(
 def evaluate(
     model: ModelFolder,
     data: Annotated[list[Path], Option("--data", metavar="F", help="Rows. Repeatable; patterns.")],
+    max_bad: MaxBad = 0.0,
     as_json: Json = False,
 ) -> None:
     """Score labelled rows with a trained model and print how good the scores are.
@@ -422,13 +448,12 @@ def evaluate(
     from ctrps.data.convert import expand
 
     loaded = predicting.LoadedModel.open(model)
-    report = predicting.evaluate(loaded, expand(data))
+    report = predicting.evaluate(loaded, expand(data), max_bad=max_bad)
     if as_json:
         _print_json(report)
         return
     _show_report("evaluated", report)
-    for note in loaded.notes:
-        _say(f"note: {note}")
+    _say_notes(report["notes"], report["unknown"], report["occurrences"], report["rejected"])
 
 
 @config_app.command("show")
@@ -441,7 +466,7 @@ def config_show(
 ) -> None:
     """Print all settings of a job, as they are after files, environment and --set.
 
-    Example: ctrps config show -c conf/taobao_lr.yaml --origin
+    Example: ctrps config show -c job.yaml --origin
     """
     job = _job(config, overrides)
     if as_json:

@@ -235,8 +235,10 @@ class FrameFileWriter:
         at: TracebackType | None,
     ) -> None:
         if not self._file.closed:
-            self._file.close()
-            self._temporary.unlink(missing_ok=True)
+            try:
+                self._file.close()
+            finally:  # closing flushes, which fails where the disk is full
+                self._temporary.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

@@ -69,7 +69,7 @@ class LoadedModel:
             schema = Schema.from_dict(manifest.data["schema"])
             text = _text_settings(manifest.data["text"], schema)
         except (yaml.YAMLError, ValidationError, CtrpsError, KeyError, TypeError) as error:
-            what = f"its job or its columns cannot be read: {str(error).splitlines()[0]}"
+            what = f"its job or columns cannot be read: {' '.join(str(error).split())[:200]}"
             raise CheckpointError(what, where=where) from None
         model = models.build(job)
         _check_fits(manifest, job, model, where)

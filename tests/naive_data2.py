@@ -4,11 +4,16 @@
 with what the system that ours replaces has written (``fixtures/golden``).
 """
 
+import csv
+import datetime
+import io
 import math
 import re
 from dataclasses import dataclass
 
 import numpy as np
+
+from tests import naive
 
 NUMBER = re.compile(
     r"[ \t\n\v\f\r]*([+-]?)(?:"
@@ -51,21 +56,22 @@ def bucket(fields, name, breaks):
     return str(fitting[0] if fitting else len(breaks))
 
 
+def dense_value(operator, x):
+    """What an operator makes of a number (None: empty), or None where there is nothing."""
+    if x is None:
+        return 0.0
+    if operator == "log":
+        return math.log1p(x) if x > -1 else None
+    if operator == "sqrt":
+        return math.sqrt(x + 1) if x >= -1 else None
+    return x
+
+
 def dense(feature, fields):
     """The number that the model sees."""
     name = feature.fields[0]
-    x = number(fields, name)
-    if x is None:
-        return 0.0
-    if feature.operator == "log" and x > -1:
-        value = math.log1p(x)
-    elif feature.operator == "sqrt" and x >= -1:
-        value = math.sqrt(x + 1)
-    elif feature.operator == "direct":
-        value = x
-    else:
-        raise BadValue(name, fields[name])
-    if abs(value) > np.finfo(np.float32).max:
+    value = dense_value(feature.operator, number(fields, name))
+    if value is None or abs(value) > np.finfo(np.float32).max:
         raise BadValue(name, fields[name])
     return value
 
@@ -113,7 +119,7 @@ def label(spec, fields):
 
 
 def row_id(spec, fields):
-    return "#".join([spec.id.prefix, *(fields[name] for name in spec.id.fields)])
+    return join_fields(spec.id.prefix, [[fields[name] for name in spec.id.fields]])[0]
 
 
 def explain_text(spec, fields):
@@ -159,7 +165,7 @@ class Extracted:
     id: str | None
 
 
-def extract(spec, header, line, drop_missing=False):
+def run_row(spec, header, line, drop_missing=False):
     """One line of sample text; BadValue when it cannot be used."""
     texts = line.split("\t")
     if len(texts) != len(header):
@@ -171,6 +177,22 @@ def extract(spec, header, line, drop_missing=False):
         label(spec, fields) if spec.label else math.nan,
         row_id(spec, fields) if spec.id else None,
     )
+
+
+def run_rows(spec, header, lines, drop_missing=False):
+    """What each usable line of sample text gives."""
+    found = []
+    for line in lines:
+        try:
+            found.append(run_row(spec, header, line, drop_missing))
+        except BadValue:
+            continue
+    return found
+
+
+def join_fields(prefix, rows):
+    """``prefix#field#field…`` of every row."""
+    return ["#".join([prefix, *row]) for row in rows]
 
 
 def split_rows(data, rows, separator):
@@ -193,3 +215,70 @@ def drop_keys(keys, counts, keep):
             row[slot] = len(kept)
             at += n
     return left, counts
+
+
+# joining tables
+
+
+def read_table(text):
+    """Header and rows of a csv text."""
+    rows = list(csv.reader(io.StringIO(text.removeprefix("\ufeff"))))
+    return [name.strip() for name in rows[0]], rows[1:]
+
+
+def join_row(plan, header, row, sides):
+    """The columns of a sample by ``table.column`` and by name.
+
+    ``sides`` holds (join, header, rows) of each joined table.
+    """
+    found = dict(zip(header, row, strict=True))
+    time = plan.impressions.time
+    for name, column in plan.derived.items():
+        if column.constant is not None:
+            found[name] = column.constant
+            continue
+        at = datetime.datetime.fromtimestamp(int(found[time]), plan.zone)
+        texts = {"hour": str(at.hour), "day": at.strftime("%Y%m%d")}
+        found[name] = texts.get(column.time, "1" if at.weekday() < 5 else "0")
+    for join, names, rows in sides:
+        key = names.index(join.key or join.on)
+        match = next((r for r in rows if r[key] == found[join.on]), [""] * len(names))
+        for i, name in enumerate(names):
+            if i != key:
+                found.setdefault(name, match[i])
+    return found
+
+
+def kind_of(plan, time):
+    """The split a time stamp belongs to: train, test or None."""
+    day = datetime.datetime.fromtimestamp(int(time), plan.zone).date()
+    for kind in ("train", "test"):
+        days = getattr(plan.split, kind)
+        if days and days.first <= day <= days.last:
+            return kind
+    return None
+
+
+def parse_times(texts):
+    """Whole seconds of each text, or None."""
+    return [
+        int(text) if re.fullmatch("-?[0-9]+", text) and abs(int(text)) <= 1 << 40 else None
+        for text in texts
+    ]
+
+
+def hash_fields(texts):
+    """The hash of each text."""
+    return [naive.xxh64(text.encode(), 0) for text in texts]
+
+
+def copy_fields(texts, out, at):
+    """``out`` with each text at its place."""
+    for text, start in zip(texts, at, strict=True):
+        out = out[:start] + text + out[start + len(text) :]
+    return out
+
+
+def deal_rows(first, seed, parts, n):
+    """Part of each of n rows from ``first`` on."""
+    return [naive.mix(seed, row) % parts for row in range(first, first + n)]

@@ -6,23 +6,16 @@ declared dead. Messages pass through the real encoding. Beside the model under t
 carries an integer counter: a table whose weight counts the rows of data that hold a key, so a push
 that is lost or applied twice shows even where the floats would hide it.
 
-What a run must have come to is in ``verify``; what must hold after every event is in each
-machine's ``check`` and in ``Cluster``.
+The job comes from ``simjob``. What a run must have come to is in ``verify``; what must hold after
+every event is in each machine's ``check`` and in ``Cluster``.
 """
 
 import hashlib
 import heapq
 import random
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
-from ctrps import models
-from ctrps.config import JobConfig
-from ctrps.kernels import keys as key_kernels
-from ctrps.models import Gradient, Minibatch
 from ctrps.ps import messages
 from ctrps.ps.effects import (
     SCHEDULER,
@@ -39,232 +32,19 @@ from ctrps.ps.effects import (
     Send,
 )
 from ctrps.ps.member import Identity, Limits
-from ctrps.ps.partition import PartitionSet, contribute
-from ctrps.ps.plan import DataFile, EvaluationPlan, Manifest, Plan, PlanSettings
+from ctrps.ps.partition import PartitionSet
+from ctrps.ps.plan import EvaluationPlan, Manifest
 from ctrps.ps.scheduler import JobSpec, Scheduler
 from ctrps.ps.server import Holding, Server
 from ctrps.ps.worker import EVALUATION, Worker
-
-
-class CountingModel:
-    """A model with one more table, whose only weight is the number of rows seen with the key."""
-
-    def __init__(self, model: models.Model):
-        self._model = model
-        block = replace_optimizer(model.tables[0].parts[0].optimizer)
-        part = models.Part("count", 1, block, 0.0, 0, 1)
-        self.tables = (*model.tables, models.TableSpec("count", (part,)))
-
-    def __getattr__(self, name: str):
-        return getattr(self._model, name)
-
-    def key_sets(self, batch: Minibatch):
-        sets = self._model.key_sets(batch)
-        return (*sets, sets[0])
-
-    def margins(self, batch, weights):
-        return self._model.margins(batch, weights[:2])
-
-    def gradient(self, batch, weights):
-        result = self._model.gradient(batch, weights[:2])
-        ones = batch.counts.astype(np.float32).reshape(-1, 1)
-        return Gradient((*result.tables, ones), result.loss_sum)
-
-
-def replace_optimizer(block):
-    return block.model_copy(update={"kind": "count"})
-
-
-def _count(part, rows, where, gradient, counts, step_rows):
-    rows[where, part.at] += gradient[:, part.at]
-
-
-def with_counter(model: models.Model) -> CountingModel:
-    models.UPDATES["count"] = _count
-    models.STATES["count"] = 0
-    return CountingModel(model)
-
-
-@dataclass
-class Data:
-    """Rows of a few keys each, in files of blocks."""
-
-    keys: list[list[int]]
-    labels: list[int]
-    files: tuple[DataFile, ...]
-
-    @classmethod
-    def drawn(cls, rng: random.Random, rows: int, universe: int) -> "Data":
-        keys = [sorted(rng.sample(range(universe), rng.randint(0, 5))) for _ in range(rows)]
-        labels = [rng.randint(0, 1) for _ in range(rows)]
-        files, left = [], rows
-        while left:
-            size = min(left, rng.randint(0, rows))
-            left -= size
-            cut = rng.randint(0, size)
-            blocks = tuple(n for n in (cut, size - cut) if n)
-            files.append(DataFile(f"f{len(files)}", str(size), blocks))
-        return cls(keys, labels, tuple(files))
-
-    def minibatch(self, model, plan: Plan | EvaluationPlan, ref) -> Minibatch:
-        first = sum(sum(f.block_rows) for f in self.files[: ref.file])
-        first += sum(self.files[ref.file].block_rows[: ref.block])
-        rows = [first + int(r) for r in plan.row_numbers(ref)]
-        return build_minibatch(
-            [self.keys[r] for r in rows], [self.labels[r] for r in rows], model.partition_bits
-        )
-
-
-def build_minibatch(rows: list[list[int]], labels: list[int], bits: int) -> Minibatch:
-    """The slow, obvious way from rows of distinct keys to a minibatch with values of 1."""
-    distinct = np.array(list(dict.fromkeys(k for row in rows for k in row)), np.uint64)
-    partition = np.empty(len(distinct), np.int32)
-    key_kernels.partition_of(distinct, bits, partition)
-    keys = distinct[np.argsort(partition, kind="stable")]
-    starts = np.searchsorted(np.sort(partition), np.arange((1 << bits) + 1)).astype(np.int32)
-    place = {int(k): i for i, k in enumerate(keys)}
-    index = np.array([place[k] for row in rows for k in row], np.int32)
-    counts = np.bincount(index, minlength=len(keys)).astype(np.int32)
-    indptr = np.cumsum([0, *map(len, rows)]).astype(np.int64)
-    values = np.ones(len(index), np.float32)
-    return Minibatch(keys, starts, counts, indptr, index, values, np.array(labels, np.float32))
-
-
-@dataclass
-class Faults:
-    """What the network and the processes do in a run, drawn from its seed."""
-
-    loss: float = 0.0
-    double: float = 0.0
-    delay_s: float = 0.05
-    late: float = 0.0
-    late_s: float = 10.0
-    crashes: int = 0
-    suspicions: int = 0
-    kill_role: str = "worker"
-
-    @classmethod
-    def drawn(cls, rng: random.Random) -> "Faults":
-        return cls(
-            loss=rng.choice([0.0, 0.02, 0.1, 0.2]),
-            double=rng.choice([0.0, 0.1, 0.3]),
-            delay_s=rng.choice([0.01, 0.1, 0.5]),
-            late=rng.choice([0.0, 0.02, 0.05]),
-            crashes=rng.choice([0, 1, 2, 4]),
-            suspicions=rng.choice([0, 0, 1, 2]),
-        )
-
-
-@dataclass
-class Setup:
-    """A job and its faults, drawn from a seed."""
-
-    seed: int
-    workers: int
-    servers: int
-    lanes: int
-    kind: str
-    passes: int
-    shuffle: str
-    batch_rows: int
-    partitions: int
-    data: Data
-    test: Data
-    faults: Faults
-
-    @classmethod
-    def drawn(cls, seed: int) -> "Setup":
-        rng = random.Random(seed)
-        rows = rng.choice([1, 7, 40, 103])
-        return cls(
-            seed=seed,
-            workers=rng.randint(1, 5),
-            servers=rng.randint(1, 5),
-            lanes=rng.randint(1, 8),
-            kind=rng.choice(["lr", "fm"]),
-            passes=rng.randint(1, 3),
-            shuffle=rng.choice(["none", "chunks", "rows"]),
-            batch_rows=rng.choice([1, 3, 8]),
-            partitions=rng.choice([8, 64]),
-            data=Data.drawn(rng, rows, rng.choice([6, 60])),
-            test=Data.drawn(rng, rng.choice([0, 5, 30]), 80),
-            faults=Faults.drawn(rng),
-        )
-
-    def __str__(self) -> str:
-        shape = f"W={self.workers} S={self.servers} G={self.lanes} {self.kind}"
-        return f"seed {self.seed}: {shape} rows={len(self.data.labels)} {self.faults}"
-
-    @property
-    def settings(self) -> PlanSettings:
-        return PlanSettings(self.batch_rows, self.lanes, 4, self.shuffle, self.seed)
-
-    @property
-    def manifest(self) -> Manifest:
-        return Manifest(self.data.files, self.test.files)
-
-    def model(self) -> CountingModel:
-        job = JobConfig.model_validate(
-            {
-                "name": "sim",
-                "model": {"kind": self.kind, "dim": 2, "init_scale": 0.1},
-                "train": {"partitions": self.partitions, "seed": self.seed},
-            }
-        )
-        return with_counter(models.build(job))
-
-
-def train_alone(setup: Setup) -> PartitionSet:
-    """The oracle: the same plan in one process, step by step."""
-    model = setup.model()
-    partitions = PartitionSet(model)
-    for number in range(setup.passes):
-        plan = Plan(setup.data.files, setup.settings, number)
-        partitions.turn(number)
-        for step in range(plan.steps):
-            lanes = {}
-            for lane in plan.active(step):
-                batch = setup.data.minibatch(model, plan, plan.batch(lane, step))
-                keys = tuple(s.keys for s in model.key_sets(batch))
-                lanes[lane] = contribute(model, batch, partitions.pull(keys))
-            partitions.apply(lanes)
-    return partitions
-
-
-def rows_with_key(setup: Setup) -> Counter[int]:
-    """By plain counting: rows of the whole job that hold each key."""
-    once = Counter(key for row in setup.data.keys for key in row)
-    return Counter({key: n * setup.passes for key, n in once.items()})
-
-
-def names_of_plan(setup: Setup) -> list[tuple[int, int, int]]:
-    """(pass, lane, batch) of every batch of the job, sorted."""
-    names = []
-    for number in range(setup.passes):
-        lengths = Plan(setup.data.files, setup.settings, number).lengths.tolist()
-        names += [(number, lane, b) for lane, n in enumerate(lengths) for b in range(n)]
-    return names
-
-
-def scores_alone(setup: Setup, partitions: PartitionSet) -> list[bytes]:
-    """Scores of each evaluation lane by a model in one process."""
-    plan, scores = EvaluationPlan(setup.test.files), []
-    for lane in range(plan.lanes):
-        batch = setup.test.minibatch(partitions.model, plan, plan.batch(lane))
-        keys = tuple(s.keys for s in partitions.model.key_sets(batch))
-        scores.append(partitions.model.margins(batch, partitions.peek(keys)).tobytes())
-    return scores
-
-
-def row_bytes(owners: list[PartitionSet]) -> list[bytes]:
-    """Keys and rows of all partitions, in one canonical order."""
-    out = []
-    for copies in zip(*(owner.snapshot() for owner in owners), strict=True):
-        for sets in zip(*copies, strict=True):
-            held = [s for s in sets if len(s.keys)]
-            assert len(held) <= 1, "a partition is held twice"
-            out += [array.tobytes() for s in held for array in s]
-    return out
+from tests.simjob import (
+    Setup,
+    names_of_plan,
+    row_bytes,
+    rows_with_key,
+    scores_alone,
+    train_alone,
+)
 
 
 class AuditedServer(Server):
@@ -318,6 +98,8 @@ class Cluster:
         When each process was killed.
     damaged
         Training files that cannot be read.
+    slow
+        Seconds more than others that a worker needs for a batch.
     disk
         Committed checkpoints: pass, step, rows of each partition.
     interrupt_at, resume
@@ -350,10 +132,12 @@ class Cluster:
         self.log: list[str] = []
         self.crashed: dict[str, float] = {}
         self.damaged: set[int] = set()
+        self.slow: dict[str, float] = {}
         self.interrupt_at: float | None = None
         self.resume: int | None = None
-        steps = [Plan(setup.data.files, setup.settings, n).steps for n in range(setup.passes)]
-        self.first_step = [sum(steps[:n]) for n in range(setup.passes)]
+        self.plans = setup.plans()
+        self.test_plan = EvaluationPlan(setup.test.files)
+        self.first_step = [sum(p.steps for p in self.plans[:n]) for n in range(setup.passes)]
 
     # -- running --------------------------------------------------------------------------------
 
@@ -435,19 +219,23 @@ class Cluster:
         if not victims:
             return
         victim = self.rng.choice(victims)
-        victim.alive = False
-        self.crashed[victim.name] = self.now
-        self.log.append(f"{self.now:.1f} crash of {victim.name}")
+        self.kill(victim.name)
         if role == "worker":
             delay = self.rng.choice([0.1, 1.0, 8.0])
             self.at(delay, lambda: self.start(f"{victim.name}'{number}", role))
+
+    def kill(self, name: str) -> None:
+        """End a process without a word."""
+        self.processes[name].alive = False
+        self.crashed[name] = self.now
+        self.log.append(f"{self.now:.1f} crash of {name}")
 
     def _suspect(self) -> None:
         """Hold up a worker: the scheduler declares it dead, and it comes back as a zombie."""
         workers = [p for p in self.processes.values() if p.role == "worker" and p.alive]
         if len(workers) > 1:
             scheduler = self.processes["scheduler"].machine
-            node = scheduler.nodes.get(self.rng.choice(workers).machine.node)
+            node = scheduler.roster.get(self.rng.choice(workers).machine.node)
             if node is not None:
                 node.heard = self.now - 100
 
@@ -495,6 +283,7 @@ class Cluster:
                 self._later(process, work_s, lambda: self._read(machine, effect))
             case Compute():
                 result = self._compute(effect)
+                work_s += self.slow.get(process.name, 0)
                 self._later(
                     process, work_s, lambda: machine.on_computed(effect.token, result, self.now)
                 )
@@ -527,14 +316,12 @@ class Cluster:
     def _read(self, worker: Worker, effect: Prepare) -> list:
         ref = effect.ref
         if effect.pass_ == EVALUATION:
-            plan = EvaluationPlan(self.setup.test.files)
-            batch = self.setup.test.minibatch(self.model, plan, ref)
+            batch = self.setup.test.minibatch(self.model, self.test_plan, ref)
             return worker.on_prepared(effect.token, batch, self.now)
-        path = self.setup.data.files[ref.file].path
         if ref.file in self.damaged:
+            path = self.setup.data.files[ref.file].path
             return worker.fail(f"{path}: record {ref.block} is damaged", 3, self.now)
-        plan = Plan(self.setup.data.files, self.setup.settings, effect.pass_)
-        batch = self.setup.data.minibatch(self.model, plan, ref)
+        batch = self.setup.data.minibatch(self.model, self.plans[effect.pass_], ref)
         return worker.on_prepared(effect.token, batch, self.now)
 
     def _compute(self, effect: Compute):
@@ -619,9 +406,3 @@ def verify(
         assert sorted([*before, *server.ledger]) == names_of_plan(setup)
     scores = [s.tobytes() for s in cluster.evaluated.scores] if cluster.evaluated else []
     assert scores == scores_alone(setup, alone)
-
-
-def changed(setup: Setup, **values) -> Setup:
-    """The same setup with other values; ``faults`` may be given as a dict of changes."""
-    faults = values.pop("faults", {})
-    return replace(setup, faults=replace(setup.faults, **faults), **values)

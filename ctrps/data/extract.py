@@ -42,6 +42,7 @@ MIN_BYTES_PER_PROCESS = 32 << 20
 """Sample text that is worth a process, which takes a second or two to start."""
 
 Found = dict[str, Any]
+Each = Callable[[Callable[[Part], PartDone], Sequence[Part]], Iterator[PartDone]]
 
 
 def extract(
@@ -140,7 +141,10 @@ class _Extraction:
         return {kind: [str(p) for p in sorted(folder.glob(f"{kind}-*.{ending}"))] for kind in KINDS}
 
     def sample(self, *, alone: bool, fits: bool) -> Found:
-        """Make the samples, unless a run that ended after this stage has left just these."""
+        """Make the samples, unless a run that ended after this stage has left just these.
+
+        Those of other settings are replaced: they are worth an answer only when asked for alone.
+        """
         job = self._job
         path = _given(job.sample.join, "sample.join")
         plan = load_plan(path)
@@ -149,11 +153,11 @@ class _Extraction:
             Extractor(load_spec(feature_settings(job).spec), names, str(path))
         tables = _given(job.sample.dir, "sample.dir")
         made_of = _made_of(job, plan, tables)
-        if self._samples.exists() and not self._overwrite:
-            summary = _read_summary(self._samples)
-            if not alone and summary.get("made_of") == made_of:
-                return {**summary["stage"], "cpu_s": 0.0, "wall_s": 0.0, "reused": True}
+        if alone:
             self._refuse_finished(self._samples)
+        summary = _read_summary(self._samples)
+        if not alone and not self._overwrite and summary.get("made_of") == made_of:
+            return {**summary["stage"], "cpu_s": 0.0, "wall_s": 0.0, "reused": True}
         clock = _Clock()
         bad = BadRows(job.sample.max_bad, self._aside("sample"), setting="sample.max_bad")
         with _whole(self._samples) as folder:
@@ -170,17 +174,21 @@ class _Extraction:
         """Make a shard of every part of the samples."""
         settings = feature_settings(self._job)
         clock = _Clock()
+        done: list[PartDone] = []
         with _whole(self._data) as folder:
             parts = self._parts(folder)
-            done: list[PartDone] = []
-            if settings.count_above:
-                training = [part for part in parts if part.training]
-                done += self._each(partial(count_part, settings), training)
-                known = folder / KNOWN
-                np.save(known, _frequent(done, settings.count_above), allow_pickle=False)
-                done = [replace(one, read=0, rows=0, counts=None) for one in done]
-                parts = [replace(part, known=known) for part in parts]
-            done += self._each(partial(write_part, settings), parts, "features")
+            with self._workers(parts) as each:
+                if settings.count_above:
+                    training = [part for part in parts if part.training]
+                    counted = list(each(partial(count_part, settings), training))
+                    known = folder / KNOWN
+                    np.save(known, _frequent(counted, settings.count_above), allow_pickle=False)
+                    parts = [replace(part, known=known) for part in parts]
+                    done += [replace(one, read=0, rows=0, counts=None) for one in counted]
+                for one in each(partial(write_part, settings), parts):
+                    done.append(one)
+                    if self._progress:
+                        self._progress("features", sum(part.rows for part in done))
             (folder / KNOWN).unlink(missing_ok=True)
             bad = BadRows(settings.max_bad, setting="sample.max_bad")
             for part in parts:
@@ -201,25 +209,23 @@ class _Extraction:
             raise DataError("there are no samples", where=str(self._samples), hint=hint)
         return found
 
-    def _each(
-        self, work: Callable[[Part], PartDone], parts: Sequence[Part], stage: str | None = None
-    ) -> list[PartDone]:
-        """Do some work on every part, in several processes where that saves time."""
+    @contextlib.contextmanager
+    def _workers(self, parts: Sequence[Part]) -> Iterator[Each]:
+        """A ``map`` over parts, in several processes where that saves time."""
         size = sum(part.sample.stat().st_size for part in parts)
         most = min(os.cpu_count() or 1, size // MIN_BYTES_PER_PROCESS)
         processes = min(self._processes or max(most, 1), len(parts))
-        done: list[PartDone] = []
-        with contextlib.ExitStack() as stack:
-            each = map
-            if processes > 1:
-                # Not fork: a process that has threads, as numerical libraries do, may hang in it.
-                context = multiprocessing.get_context("spawn")
-                each = stack.enter_context(ProcessPoolExecutor(processes, context)).map
-            for one in each(work, parts):
-                done.append(one)
-                if self._progress and stage:
-                    self._progress(stage, sum(part.rows for part in done))
-        return done
+        if processes == 1:
+            yield map
+            return
+        # Not fork: a process that has threads, as numerical libraries do, may hang in it.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(processes, context) as pool:
+            try:
+                yield pool.map
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
 
     def _refuse_finished(self, folder: Path) -> None:
         if folder.exists() and not self._overwrite:

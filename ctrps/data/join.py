@@ -247,11 +247,11 @@ def _offset_s(time: int, zone: zoneinfo.ZoneInfo | None) -> int:
 
 
 class _Side(NamedTuple):
-    """A joined table: ``index`` finds the row of a hashed key."""
+    """A joined table: ``finder`` is the index of its hashed keys."""
 
     join: Join
     columns: Columns
-    index: np.ndarray
+    finder: np.ndarray
 
 
 def _read_side(folder: Path, join: Join, bad: BadRows, counts: JoinCounts) -> _Side:
@@ -264,7 +264,8 @@ def _read_side(folder: Path, join: Join, bad: BadRows, counts: JoinCounts) -> _S
     hashes = np.empty(len(columns.starts), np.uint64)
     hash_fields(columns.data, *_borders(columns, key), hashes)
     order = np.argsort(hashes, kind="stable")
-    again = np.concatenate([[False], hashes[order][1:] == hashes[order][:-1]])
+    again = np.zeros(len(hashes), np.bool_)
+    again[1:] = hashes[order][1:] == hashes[order][:-1]
     if again.any() and join.duplicates == "error":
         raise _twice(path, table.names[key], key, columns, order, again)
     kept = np.sort(order[~again])
@@ -370,7 +371,7 @@ class _Joiner:
         for side, on in zip(self._sides, self._on, strict=True):
             hashes, found = np.empty(len(rows), np.uint64), np.empty(len(rows), np.int64)
             hash_fields(*_field(piece, rows, on), hashes)
-            index_find(side.index, hashes, found)
+            index_find(side.finder, hashes, found)
             self._counts.unmatched[side.join.table] += int(np.count_nonzero(found < 0))
             matches.append((side.columns, found))
         matches += [_derive(column, times, self._plan.zone) for _, column in self._derived]

@@ -209,7 +209,9 @@ class Extractor:
         self._program = compile_spec(spec, drop_missing=drop_missing)
         self._fields = len(header)
         self._columns = _columns(spec, header, file)
-        self._id = spec.id and np.array([spec.used.index(f) for f in spec.id.fields], np.int32)
+        fields, text = (spec.id.fields, spec.id.prefix) if spec.id else ((), "")
+        self._id = np.array([spec.used.index(field) for field in fields], np.int32)
+        self._id_prefix = np.frombuffer(bytearray(text.encode()), np.uint8)
         # Enough for rows of single values; grows with the lists that come.
         self._keys = np.empty(4096 * max(len(spec.sparse), 1), np.uint64)
 
@@ -236,7 +238,7 @@ class Extractor:
         if wrong.any():
             starts, ends = starts[~wrong], ends[~wrong]
             output = kernel.Output(*(array[~wrong] for array in output))
-        ids = None if self._id is None else self._ids(text.data, starts, ends)
+        ids = self._ids(text.data, starts, ends) if self.spec.id else None
         return Rows(keys, output.counts, None, output.dense, output.labels, ids)
 
     def _split(
@@ -268,7 +270,7 @@ class Extractor:
         )
         row = used = 0
         while True:
-            row, used = kernel.run(
+            row, used = kernel.run_rows(
                 self._program, data, starts, ends, row, registers, self._keys, used, output
             )
             if row == rows:
@@ -281,11 +283,10 @@ class Extractor:
         self, data: np.ndarray, starts: np.ndarray, ends: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """``prefix#value#value…`` of each row: bytes, and where each row's text ends."""
-        start = np.frombuffer(bytearray(self.spec.id.prefix.encode()), np.uint8)
-        lengths = (ends - starts)[:, self._id].sum(axis=1) + len(start) + len(self._id)
+        lengths = (ends - starts)[:, self._id].sum(axis=1) + len(self._id_prefix) + len(self._id)
         out = np.empty(int(lengths.sum()), np.uint8)
         out_ends = np.empty(len(starts), np.int64)
-        kernel.join_fields(data, starts, ends, self._id, start, out, out_ends)
+        kernel.join_fields(data, starts, ends, self._id, self._id_prefix, out, out_ends)
         return out, out_ends
 
 

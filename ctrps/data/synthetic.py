@@ -266,7 +266,7 @@ def _logit(
         "hour": np.cos((hour - 20) * math.pi / 12),
         "pid": pid.astype(np.float64),
     }
-    return sum(WEIGHTS[name] * _standard(part) for name, part in parts.items())
+    return np.sum([WEIGHTS[name] * _standard(part) for name, part in parts.items()], axis=0)
 
 
 def _standard(x: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ its bytes say and not its name. Every field stays text: no type is guessed, ``00
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import difflib
 import io
@@ -65,33 +66,45 @@ def find_table(folder: Path, name: str) -> Path:
 class _TarMember(io.RawIOBase):
     """The only csv of a tar archive, read front to back."""
 
-    def __init__(self, stream: BinaryIO):
+    def __init__(self, stream: BinaryIO, path: Path):
         super().__init__()
-        self._archive = tarfile.open(fileobj=stream, mode="r|")
-        self._member, self._file = self._next()
+        self._path = path
+        with self._guard():
+            self._archive = tarfile.open(fileobj=stream, mode="r|")
+            self._member, self._file = self._next()
         if self._file is None:
-            raise DataError("the archive holds no .csv file")
+            raise DataError("the archive holds no .csv file", where=str(path))
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, memory: memoryview) -> int:  # type: ignore[override]
+        if self._file is None:
+            return 0
+        with self._guard():
+            got = self._file.readinto(memory)  # type: ignore[attr-defined]
+            other, more = self._next() if not got else ("", None)
+        if more:
+            what = f"the archive holds more than one .csv: {self._member} and {other}"
+            raise DataError(what, where=str(self._path), hint="unpack it and keep the table")
+        if not got:
+            self._file = None
+        return int(got)
 
     def _next(self) -> tuple[str, BinaryIO | None]:
-        for member in self._archive:
+        while (member := self._archive.next()) is not None:
             base = member.name.rpartition("/")[2]
             # Archives made on a Mac hold a "._" shadow of every file.
             if member.isfile() and base.endswith(".csv") and not base.startswith("._"):
                 return member.name, cast(BinaryIO, self._archive.extractfile(member))
         return "", None
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, memory: memoryview) -> int:  # type: ignore[override]
-        got = self._file.readinto(memory) if self._file else 0  # type: ignore[attr-defined]
-        if not got and self._file:
-            other, more = self._next()
-            if more:
-                what = f"the archive holds more than one .csv: {self._member} and {other}"
-                raise DataError(what, hint="unpack it and keep the table")
-            self._file = None
-        return int(got)
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        try:
+            yield
+        except tarfile.TarError as error:
+            raise DataError(f"damaged archive: {error}", where=str(self._path)) from None
 
 
 class _TableText(TextFile):
@@ -101,10 +114,8 @@ class _TableText(TextFile):
         stream = io.BufferedReader(cast(io.RawIOBase, super()._opened()), _TAR_BLOCK)
         if stream.peek(_TAR_BLOCK)[_TAR_MAGIC] != b"ustar":
             return cast(BinaryIO, stream)
-        try:
-            return cast(BinaryIO, io.BufferedReader(_TarMember(cast(BinaryIO, stream))))
-        except tarfile.TarError as error:
-            raise DataError(f"damaged archive: {error}", where=str(self.path)) from None
+        member = _TarMember(cast(BinaryIO, stream), self.path)
+        return cast(BinaryIO, io.BufferedReader(member))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +159,11 @@ class RawTable:
         self.rows = 0
         self._bad = bad
         self._file = _TableText(path, chunk_bytes)
-        self.names = self._header()
+        try:
+            self.names = self._header()
+        except BaseException:
+            self._file.close()
+            raise
 
     def __enter__(self) -> RawTable:
         return self
@@ -197,7 +212,7 @@ class RawTable:
         line = bytes(self._file.buffer[: 1 << 16]).partition(b"\n")[0]
         self._file.consume(min(len(line) + 1, len(self._file.buffer)))
         text = line.decode("utf-8", "backslashreplace").rstrip("\r")
-        names = tuple(name.strip() for name in next(csv.reader([text]), []))
+        names = tuple(name.strip() for name in next(csv.reader([text], skipinitialspace=True), []))
         for name in names:
             if not name or names.count(name) > 1:
                 what = f"two columns {name!r}" if name else "a column without a name"

@@ -278,7 +278,7 @@ def _run_row(program, data, starts, ends, row, registers, keys, used, output):
 
 
 @njit(cache=True, nogil=True)
-def run(program, data, starts, ends, row, registers, keys, used, output):
+def run_rows(program, data, starts, ends, row, registers, keys, used, output):
     """Run the program over rows from ``row`` on, until they end or ``keys`` is full.
 
     Parameters
@@ -319,7 +319,7 @@ def join_fields(data, starts, ends, columns, prefix, out, out_ends):
     Parameters
     ----------
     data, starts, ends
-        As in ``run``.
+        As in ``run_rows``.
     columns : int32[k], read
         The fields, in order.
     prefix : uint8[p], read

@@ -51,6 +51,7 @@ class Identity:
     boot: str
     address: str
     protocol: int
+    rank: int = -1
 
 
 class Life(Enum):
@@ -130,7 +131,7 @@ class Member(ABC):
             return [Send(SCHEDULER, self._status(now))]
         i = self.identity
         message = Register(
-            i.protocol, i.role, i.job, i.config_digest, i.kernel_digest, i.boot, i.address
+            i.protocol, i.role, i.rank, i.job, i.config_digest, i.kernel_digest, i.boot, i.address
         )
         return [Send(SCHEDULER, message)]
 

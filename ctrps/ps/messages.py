@@ -38,12 +38,14 @@ class Register(Message):
     """Any node -> scheduler: I am here. Repeated until answered.
 
     ``boot`` is drawn at random by each process, so a repeat is recognised; ``address`` is where a
-    server listens. ``role`` is ``server`` or ``worker``.
+    server listens. ``role`` is ``server`` or ``worker``; ``rank`` is the wish of a launcher, -1 for
+    none.
     """
 
     KIND = "register"
     protocol: int
     role: str
+    rank: int
     job: str
     config_digest: str
     kernel_digest: str

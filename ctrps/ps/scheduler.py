@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ctrps.ps.cuts import Cuts
 from ctrps.ps.effects import Commit, Effects, Evaluated, Finish, Log, Peer, Send
 from ctrps.ps.leases import EvaluationLeases, TrainingLeases
 from ctrps.ps.member import FENCED, Limits
 from ctrps.ps.messages import (
-    PROTOCOL,
     Bye,
     Message,
     Orders,
@@ -22,6 +22,7 @@ from ctrps.ps.messages import (
     Welcome,
 )
 from ctrps.ps.plan import EvaluationPlan, Manifest, Plan, PlanSettings
+from ctrps.ps.roster import Node, Roster
 from ctrps.ps.view import assign
 
 
@@ -52,43 +53,6 @@ class JobSpec:
     settings: PlanSettings
     manifest: Manifest
     resume: tuple[int, int, int] | None = None
-
-
-@dataclass(slots=True)
-class Node:
-    """A process that is, or was, in the job."""
-
-    number: int
-    role: str
-    rank: int
-    boot: str
-    address: str
-    peer: Peer
-    heard: float
-    seq: int = -1
-    status: Status | None = None
-    dead: bool = False
-    gone: bool = False
-
-    @property
-    def alive(self) -> bool:
-        return not self.dead and not self.gone
-
-    def __str__(self) -> str:
-        place = f" ({self.address})" if self.address else ""
-        return f"{self.role} {self.rank}{place}"
-
-
-@dataclass(slots=True)
-class Cut:
-    """The checkpoint in progress: an id, and the version to save at."""
-
-    checkpoint: int
-    pass_: int
-    step: int
-
-    def as_orders(self) -> list[int]:
-        return [self.checkpoint, self.pass_, self.step]
 
 
 @dataclass(slots=True)
@@ -124,7 +88,7 @@ class Scheduler:
         self.limits = limits
         self.term = term
         self.phase = Phase.FORMING
-        self.nodes: dict[int, Node] = {}
+        self.roster = Roster(spec.name, spec.config_digest, spec.servers, limits)
         self.pass_ = spec.resume[1] if spec.resume else 0
         self.plan = Plan(spec.manifest.train, spec.settings, self.pass_)
         self.test = EvaluationPlan(spec.manifest.test)
@@ -139,16 +103,16 @@ class Scheduler:
         self._seq = 0
         self._view = -1
         self._owners: list[int] = []
-        self._kernel_digest = ""
-        self._cut: Cut | None = None
-        self._committing = False
-        self._next_checkpoint = spec.resume[0] + 1 if spec.resume else 0
+        self._cuts = Cuts(spec.resume[0] + 1 if spec.resume else 0)
         self._interrupted: tuple[int, str] | None = None
-        self._margin = 2
         self._training = TrainingLeases(spec.settings.lanes)
         self._evaluation = EvaluationLeases(self.test.lanes)
         self._stop_by = 0.0
         self._first_step = 0
+
+    @property
+    def nodes(self) -> dict[int, Node]:
+        return self.roster.nodes
 
     # -- events ---------------------------------------------------------------------------------
 
@@ -178,10 +142,9 @@ class Scheduler:
 
     def on_committed(self, checkpoint: int, now: float) -> Effects:
         """The manifest of ``checkpoint`` has its name: the checkpoint exists."""
-        assert self._cut is not None and self._cut.checkpoint == checkpoint
-        cut, self._cut, self._committing = self._cut, None, False
-        self.committed = (checkpoint, cut.pass_, cut.step)
-        effects: Effects = [Log(f"checkpoint {checkpoint}: pass {cut.pass_} step {cut.step}")]
+        closed = self.committed = self._cuts.close()
+        assert closed[0] == checkpoint
+        effects: Effects = [Log(f"checkpoint {checkpoint}: pass {closed[1]} step {closed[2]}")]
         if self._interrupted:
             return effects + self._stop(75, self._interrupted[1], now)
         return effects + self._after_pass(now)
@@ -208,63 +171,30 @@ class Scheduler:
     # -- members --------------------------------------------------------------------------------
 
     def _on_register(self, peer: Peer, message: Register, now: float) -> Effects:
-        refusal = self._refusal(message)
+        refusal = self.roster.refusal(message)
+        if self.phase is Phase.STOPPING:
+            refusal = ("job", "the job is ending")
         if refusal:
             return [
                 Send(peer, Refused(-1, refusal[0], -1, refusal[1])),
                 Log(f"refused a {message.role} at {message.address or 'no address'}: {refusal[1]}"),
             ]
-        known = next((n for n in self.nodes.values() if n.boot == message.boot), None)
+        known = self.roster.known(message.boot)
         if known:
             known.peer, known.heard = peer, now
             return [Send(peer, self._welcome(known))]
-        self._kernel_digest = self._kernel_digest or message.kernel_digest
-        node = self._admit(peer, message, now)
+        node = self.roster.admit(peer, message, now)
         effects: Effects = [Send(peer, self._welcome(node)), Log(f"{node} joined")]
         if self.phase is Phase.FORMING:
             return effects + self._form_if_complete(now)
         return effects + self._deal(now)
 
-    def _admit(self, peer: Peer, message: Register, now: float) -> Node:
-        number = len(self.nodes)
-        rank = sum(n.role == message.role for n in self.nodes.values())
-        node = Node(number, message.role, rank, message.boot, message.address, peer, now)
-        self.nodes[number] = node
-        return node
-
-    def _refusal(self, message: Register) -> tuple[str, str] | None:
-        if message.protocol != PROTOCOL:
-            return "protocol", f"protocol {message.protocol} there, {PROTOCOL} here"
-        if message.role not in ("server", "worker"):
-            return "job", f"unknown role {message.role[:20]!r}"
-        if message.job != self.spec.name:
-            return "job", f"job {message.job[:60]!r} there, {self.spec.name!r} here"
-        if message.config_digest != self.spec.config_digest:
-            ours, theirs = self.spec.config_digest, message.config_digest[:40]
-            return "digest", f"config {theirs} there, {ours} here: use the same job file"
-        if self._kernel_digest and message.kernel_digest != self._kernel_digest:
-            theirs = message.kernel_digest[:40]
-            return (
-                "kernel",
-                f"kernels {theirs} there, {self._kernel_digest} here compute other bits",
-            )
-        servers = [n for n in self.nodes.values() if n.role == "server"]
-        known = any(n.boot == message.boot for n in servers)
-        if message.role == "server" and not known and len(servers) >= self.spec.servers:
-            return "full", f"this job has its {self.spec.servers} servers"
-        if self.phase is Phase.STOPPING:
-            return "job", "the job is ending"
-        return None
-
     def _welcome(self, node: Node) -> Welcome:
         names, blocks = self.spec.manifest.pack()
         return Welcome(node.boot, self.term, node.number, node.rank, names, blocks)
 
-    def _alive(self, role: str) -> list[Node]:
-        return [n for n in self.nodes.values() if n.role == role and n.alive]
-
     def _form_if_complete(self, now: float) -> Effects:
-        servers, workers = self._alive("server"), self._alive("worker")
+        servers, workers = self.roster.alive("server"), self.roster.alive("worker")
         if len(servers) < self.spec.servers or len(workers) < self.spec.workers:
             return []
         self._view = 1
@@ -273,11 +203,7 @@ class Scheduler:
 
     def _wait_for_nodes(self, now: float) -> Effects:
         waited, limit = now - self.clock.began, self.limits.start_s
-        missing = " and ".join(
-            f"{wanted - have} of {wanted} {role}{'s' if wanted > 1 else ''}"
-            for role, wanted in (("server", self.spec.servers), ("worker", self.spec.workers))
-            if (have := len(self._alive(role))) < wanted
-        )
+        missing = self.roster.missing(self.spec.servers, self.spec.workers)
         if waited >= limit:
             return self._stop(4, f"{missing} did not come within {limit:.0f} s", now)
         if now - self.clock.said < self.limits.say_s:
@@ -286,12 +212,8 @@ class Scheduler:
         return [Log(f"waiting for {missing}, {waited:.0f} s of {limit:.0f} s")]
 
     def _bury(self, now: float) -> Effects:
-        """Declare silent nodes dead, for ever."""
-        limits = {"worker": self.limits.worker_silent_s, "server": self.limits.server_silent_s}
-        silent = [n for n in self.nodes.values() if n.alive and now - n.heard >= limits[n.role]]
         effects: Effects = []
-        for node in silent:
-            node.dead = True
+        for node in self.roster.bury(now):
             effects += self._lost(node, f"silent for {now - node.heard:.1f} s", now)
         return effects
 
@@ -306,7 +228,7 @@ class Scheduler:
         return effects
 
     def _on_bye(self, message: Bye, now: float) -> Effects:
-        node = self.nodes.get(message.node)
+        node = self.roster.get(message.node)
         if node is None or node.gone:
             return []
         node.gone = True
@@ -320,7 +242,7 @@ class Scheduler:
     # -- status and orders ----------------------------------------------------------------------
 
     def _on_status(self, peer: Peer, status: Status, now: float) -> Effects:
-        node = self.nodes.get(status.node)
+        node = self.roster.get(status.node)
         if node is None or status.term != self.term or node.gone:
             return []
         if node.dead:
@@ -351,7 +273,7 @@ class Scheduler:
             n.status is not None
             and n.status.ready
             and (n.status.view, n.status.pass_) == (self._view, self.pass_)
-            for n in self._alive("server")
+            for n in self.roster.alive("server")
         )
 
     def _loaded(self, now: float) -> Effects:
@@ -361,9 +283,9 @@ class Scheduler:
 
     def _train(self, now: float) -> Effects:
         """Open the lanes of the pass; its border checkpoint is ordered with them."""
-        self._training.open(n.number for n in self._alive("worker"))
+        self._training.open(n.number for n in self.roster.alive("worker"))
         self.step = self._first_step = min(status.step for status in self._reports())
-        self._cut = self._new_cut(self.plan.steps)
+        self._cuts.order(self.pass_, self.plan.steps)
         self.clock.training_since, self.clock.pass_s = now, None
         return self._enter(Phase.TRAINING, now)
 
@@ -386,35 +308,26 @@ class Scheduler:
         return self._on_cut(reports, now)
 
     def _reports(self) -> list[Status]:
-        return [n.status for n in self._alive("server") if n.status is not None]
+        return [n.status for n in self.roster.alive("server") if n.status is not None]
 
     def _on_cut(self, reports: list[Status], now: float) -> Effects:
-        cut = self._cut
-        if cut is None or self._committing:
+        if self._cuts.committing:
             return []
-        if any(status.missed == cut.checkpoint for status in reports):
-            self._margin *= 2
+        if self._cuts.missed(reports):
             return self._cut_soon(now)
-        if not all(status.saved == cut.checkpoint for status in reports):
+        files = self._cuts.saved(reports)
+        if files is None or self._cuts.current is None:
             return []
-        self._committing = True
-        files = sorted(tuple(entry) for status in reports for entry in status.files)
-        return [Commit(cut.checkpoint, cut.pass_, cut.step, tuple(files))]  # type: ignore[arg-type]
+        self._cuts.committing = True
+        return [Commit(*self._cuts.current, files)]
 
     def _cut_soon(self, now: float) -> Effects:
-        """Order a cut a little ahead of the highest step heard of; at the end none is missed."""
-        if self._committing:
+        if self._cuts.committing:
             return []
         highest = max((status.step for status in self._reports()), default=0)
-        rate = 1 / self.clock.step_s if self.clock.step_s else 0
-        ahead = max(self._margin, round(2 * self.limits.beat_s * rate))
-        self._cut = self._new_cut(min(highest + ahead, self.plan.steps))
+        in_two_beats = round(2 * self.limits.beat_s / self.clock.step_s) if self.clock.step_s else 0
+        self._cuts.order_soon(self.pass_, highest, in_two_beats, self.plan.steps)
         return self._tell_all()
-
-    def _new_cut(self, step: int) -> Cut:
-        cut = Cut(self._next_checkpoint, self.pass_, step)
-        self._next_checkpoint += 1
-        return cut
 
     def _after_pass(self, now: float) -> Effects:
         if self.pass_ + 1 < self.spec.passes:
@@ -424,7 +337,7 @@ class Scheduler:
             return self._enter(Phase.LOADING, now)
         if self.test.lanes == 0:
             return self._stop(0, "done", now)
-        self._evaluation.open(n.number for n in self._alive("worker"))
+        self._evaluation.open(n.number for n in self.roster.alive("worker"))
         return self._enter(Phase.EVALUATING, now)
 
     def _on_scores(self, node: Node, status: Status, now: float) -> Effects:
@@ -442,7 +355,7 @@ class Scheduler:
 
     def _deal(self, now: float) -> Effects:
         """The workers have changed: deal the lanes again."""
-        workers = [n.number for n in self._alive("worker")]
+        workers = [n.number for n in self.roster.alive("worker")]
         self.clock.no_worker = None if workers else self.clock.no_worker or now
         self._training.deal(workers)
         self._evaluation.deal(workers)
@@ -455,10 +368,10 @@ class Scheduler:
 
     def _tell_all(self) -> Effects:
         self._seq += 1
-        return [Send(n.peer, self._orders(n)) for n in self.nodes.values() if n.alive]
+        return [Send(n.peer, self._orders(n)) for n in self.roster if n.alive]
 
     def _orders(self, node: Node) -> Orders:
-        servers = [n for n in self.nodes.values() if n.role == "server"] if self._view > 0 else []
+        servers = [n for n in self.roster if n.role == "server"] if self._view > 0 else []
         return Orders(
             term=self.term,
             seq=self._seq,
@@ -469,7 +382,7 @@ class Scheduler:
             pass_=self.pass_,
             phase=self.phase.value,
             leases=self._leases(node),
-            cut=self._cut.as_orders() if self._cut else [],
+            cut=self._cuts.as_orders(),
             reason=self.reason,
             exit_status=self.exit_status,
         )
@@ -497,10 +410,6 @@ class Scheduler:
         if marks != self.clock.marks:
             self.clock.marks, self.clock.progress = marks, now
             return []
-        if self._cut and self._interrupted and not self._committing:
-            retry = self._retry_cut(now)
-            if retry:
-                return retry
         stalled = now - self.clock.progress
         since = self.clock.no_worker
         if since is not None and now - since >= self.limits.give_up_s:
@@ -515,14 +424,10 @@ class Scheduler:
             effects.append(Log(f"no progress for {stalled:.0f} s: {self._waits_for()}"))
         return effects
 
-    def _retry_cut(self, now: float) -> Effects:
-        missed = any(s.missed == self._cut.checkpoint for s in self._reports() if self._cut)
-        return self._cut_soon(now) if missed else []
-
     def _marks(self) -> tuple[object, ...]:
         """Whatever changes when the job gets on."""
         versions = [(s.view, s.pass_, s.step, s.ready, s.saved) for s in self._reports()]
-        return (self.phase, *versions, self._evaluation.done, self._committing)
+        return (self.phase, *versions, self._evaluation.done, self._cuts.committing)
 
     def _steal(self) -> Effects:
         """Give the lanes that a step waits for to the least busy worker, too."""
@@ -531,7 +436,7 @@ class Scheduler:
         if self.phase is not Phase.TRAINING:
             return []
         lanes = {lane for s in self._reports() if s.step == self.step for lane in s.missing}
-        workers = [n.number for n in self._alive("worker")]
+        workers = [n.number for n in self.roster.alive("worker")]
         if not self._training.steal(sorted(lanes), workers):
             return []
         slow = Log(f"lanes {sorted(lanes)} are slow; another worker takes them too")
@@ -540,7 +445,9 @@ class Scheduler:
     def _waits_for(self) -> str:
         """In words: which nodes hold what the job waits for."""
         if self.phase is Phase.LOADING:
-            slow = [str(n) for n in self._alive("server") if not (n.status and n.status.ready)]
+            slow = [
+                str(n) for n in self.roster.alive("server") if not (n.status and n.status.ready)
+            ]
             return f"{', '.join(slow) or 'servers'} loading"
         if self.phase is Phase.EVALUATING:
             holders = {h for lane in self._evaluation.open_lanes() for h in lane}
@@ -552,7 +459,7 @@ class Scheduler:
         return "servers writing the checkpoint"
 
     def _named(self, numbers: Iterable[int]) -> str:
-        return ", ".join(str(self.nodes[n]) for n in sorted(numbers)) or "no worker"
+        return ", ".join(str(self.roster[n]) for n in sorted(numbers)) or "no worker"
 
     def _stop(self, exit_status: int, reason: str, now: float) -> Effects:
         if self.phase in (Phase.STOPPING, Phase.ENDED):
@@ -563,7 +470,7 @@ class Scheduler:
 
     def _linger(self, now: float) -> Effects:
         """End when all have said goodbye, or when the time for it is over."""
-        if now < self._stop_by and any(n.alive for n in self.nodes.values()):
+        if now < self._stop_by and any(n.alive for n in self.roster):
             return []
         self.phase = Phase.ENDED
         return [Finish(self.exit_status, self.reason)]
@@ -585,16 +492,16 @@ class Scheduler:
             "logloss": loss / rows if rows else 0.0,
             "rows_per_s": done / spent if spent else 0.0,
             "keys": self.keys,
-            "workers": len(self._alive("worker")),
-            "servers": len(self._alive("server")),
+            "workers": len(self.roster.alive("worker")),
+            "servers": len(self.roster.alive("server")),
         }
 
     def check(self) -> None:
         """Assert every invariant that the scheduler's state has at all times."""
         if self.phase is Phase.TRAINING:
-            workers = {n.number for n in self._alive("worker")}
+            workers = {n.number for n in self.roster.alive("worker")}
             held = {h for lane in range(self._training.lanes) for h in self._training.holders(lane)}
             assert held <= workers
-            assert self._cut is not None
-        assert not self._committing or self._cut is not None
+            assert self._cuts.current is not None
+        assert not self._cuts.committing or self._cuts.current is not None
         assert self.step <= self.plan.steps

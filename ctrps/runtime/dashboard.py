@@ -43,7 +43,7 @@ class ProgressLine:
     def tell(self, text: str) -> None:
         """A line for people, above the live one."""
         if self._bar:
-            self._bar.console.print(text, markup=False, highlight=False)
+            self._bar.console.out(text, highlight=False)
         else:
             self._stream.write(text + "\n")
             self._stream.flush()

@@ -82,7 +82,7 @@ class LocalCluster:
             cluster = self.job.cluster
             for role, count in (("server", cluster.servers), ("worker", cluster.workers)):
                 for rank in range(count):
-                    self._start(role, rank, ["--scheduler", address])
+                    self._start(role, rank, ["--scheduler", address, "--rank", str(rank)])
             self._watch(scheduler)
         finally:
             self._stop_all()
@@ -143,9 +143,9 @@ class LocalCluster:
             if child.seen or child is scheduler or status is None:
                 continue
             child.seen = True
-            if status and self.first_failure is None:
-                self.first_failure = child
-                self.tell(f"{child} ended: {how(status)}")
+            if died(status):
+                self.first_failure = self.first_failure or child
+                self.tell(f"{child} {how(status)}")
         workers = [c for c in self.children if c.role == "worker"]
         servers = [c for c in self.children if c.role == "server"]
         lost = all(w.seen for w in workers) or any(s.seen for s in servers)
@@ -265,6 +265,11 @@ def last_words(log: Path) -> str:
     """What a process said last of all, without the time before it."""
     line = (tail(log, 1) or ["no word"])[0]
     return line.split("error: ", 1)[-1]
+
+
+def died(status: int | None) -> bool:
+    """Whether a process ended by a signal or an internal error, and not because it was told to."""
+    return status is not None and (status < 0 or status == 1)
 
 
 def how(status: int | None) -> str:

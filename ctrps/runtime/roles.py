@@ -57,8 +57,10 @@ def limits(job: JobConfig) -> Limits:
     )
 
 
-def _identity(job: JobConfig, role: str, boot: str, address: str) -> Identity:
-    return Identity(role, job.name, config_digest(job), warm(job), boot, address, messages.PROTOCOL)
+def _identity(job: JobConfig, role: str, boot: str, address: str, rank: int) -> Identity:
+    kernels = warm(job)
+    protocol = messages.PROTOCOL
+    return Identity(role, job.name, config_digest(job), kernels, boot, address, protocol, rank)
 
 
 def _boot(role: str) -> str:
@@ -68,8 +70,9 @@ def _boot(role: str) -> str:
 class WorkerProcess:
     """A worker: reads, computes, and goes on as a new node if it was taken for dead."""
 
-    def __init__(self, job: JobConfig, scheduler: str, log: Log):
+    def __init__(self, job: JobConfig, scheduler: str, log: Log, rank: int = -1):
         self.job = job
+        self.rank = rank
         self.scheduler = scheduler
         self.log = log
         self.model = models.build(job)
@@ -86,7 +89,7 @@ class WorkerProcess:
     def _live(self) -> Finish:
         boot = _boot("worker")
         transport = Transport(boot)
-        identity = _identity(self.job, "worker", boot, "")
+        identity = _identity(self.job, "worker", boot, "", self.rank)
         now = time.monotonic()
         settings = plan_settings(self.job)
         self.machine = Worker(identity, limits(self.job), now, self.model, settings)
@@ -134,8 +137,9 @@ class WorkerProcess:
 class ServerProcess:
     """A server: holds partitions, reads and writes their files."""
 
-    def __init__(self, job: JobConfig, scheduler: str, log: Log):
+    def __init__(self, job: JobConfig, scheduler: str, log: Log, rank: int = -1):
         self.job = job
+        self.rank = rank
         self.log = log
         self.scheduler = scheduler
         self.model = models.build(job)
@@ -145,7 +149,7 @@ class ServerProcess:
         boot = _boot("server")
         bind = parse_address(self.job.cluster.server_bind)
         transport = Transport(boot, bind, "cluster.server_bind")
-        identity = _identity(self.job, "server", boot, transport.address)
+        identity = _identity(self.job, "server", boot, transport.address, self.rank)
         now = time.monotonic()
         settings = plan_settings(self.job)
         self.machine = Server(identity, limits(self.job), now, self.model, settings)

@@ -1,0 +1,258 @@
+"""The job of a simulated run: data, model and faults drawn from a seed, and the right result.
+
+The oracle is one process that takes the same plan step by step. What does not need the code under
+test is counted in plain Python: how often each key occurs, and the names of all batches.
+"""
+
+import random
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ctrps import models
+from ctrps.config import JobConfig
+from ctrps.kernels import keys as key_kernels
+from ctrps.models import Gradient, Minibatch
+from ctrps.ps.partition import PartitionSet, contribute
+from ctrps.ps.plan import DataFile, EvaluationPlan, Manifest, Plan, PlanSettings
+
+
+class CountingModel:
+    """A model with one more table, whose only weight is the number of rows seen with the key."""
+
+    def __init__(self, model: models.Model):
+        self._model = model
+        block = replace_optimizer(model.tables[0].parts[0].optimizer)
+        part = models.Part("count", 1, block, 0.0, 0, 1)
+        self.tables = (*model.tables, models.TableSpec("count", (part,)))
+
+    def __getattr__(self, name: str):
+        return getattr(self._model, name)
+
+    def key_sets(self, batch: Minibatch):
+        sets = self._model.key_sets(batch)
+        return (*sets, sets[0])
+
+    def margins(self, batch, weights):
+        return self._model.margins(batch, weights[:2])
+
+    def gradient(self, batch, weights):
+        result = self._model.gradient(batch, weights[:2])
+        ones = batch.counts.astype(np.float32).reshape(-1, 1)
+        return Gradient((*result.tables, ones), result.loss_sum)
+
+
+def replace_optimizer(block):
+    return block.model_copy(update={"kind": "count"})
+
+
+def _count(part, rows, where, gradient, counts, step_rows):
+    rows[where, part.at] += gradient[:, part.at]
+
+
+def with_counter(model: models.Model) -> CountingModel:
+    models.UPDATES["count"] = _count
+    models.STATES["count"] = 0
+    return CountingModel(model)
+
+
+@dataclass
+class Data:
+    """Rows of a few keys each, in files of blocks."""
+
+    keys: list[list[int]]
+    labels: list[int]
+    files: tuple[DataFile, ...]
+
+    @classmethod
+    def drawn(cls, rng: random.Random, rows: int, universe: int) -> "Data":
+        keys = [sorted(rng.sample(range(universe), rng.randint(0, 5))) for _ in range(rows)]
+        labels = [rng.randint(0, 1) for _ in range(rows)]
+        files, left = [], rows
+        while left:
+            size = min(left, rng.randint(0, rows))
+            left -= size
+            cut = rng.randint(0, size)
+            blocks = tuple(n for n in (cut, size - cut) if n)
+            files.append(DataFile(f"f{len(files)}", str(size), blocks))
+        return cls(keys, labels, tuple(files))
+
+    def minibatch(self, model, plan: Plan | EvaluationPlan, ref) -> Minibatch:
+        first = sum(sum(f.block_rows) for f in self.files[: ref.file])
+        first += sum(self.files[ref.file].block_rows[: ref.block])
+        rows = [first + int(r) for r in plan.row_numbers(ref)]
+        return build_minibatch(
+            [self.keys[r] for r in rows], [self.labels[r] for r in rows], model.partition_bits
+        )
+
+
+def build_minibatch(rows: list[list[int]], labels: list[int], bits: int) -> Minibatch:
+    """The slow, obvious way from rows of distinct keys to a minibatch with values of 1."""
+    distinct = np.array(list(dict.fromkeys(k for row in rows for k in row)), np.uint64)
+    partition = np.empty(len(distinct), np.int32)
+    key_kernels.partition_of(distinct, bits, partition)
+    keys = distinct[np.argsort(partition, kind="stable")]
+    starts = np.searchsorted(np.sort(partition), np.arange((1 << bits) + 1)).astype(np.int32)
+    place = {int(k): i for i, k in enumerate(keys)}
+    index = np.array([place[k] for row in rows for k in row], np.int32)
+    counts = np.bincount(index, minlength=len(keys)).astype(np.int32)
+    indptr = np.cumsum([0, *map(len, rows)]).astype(np.int64)
+    values = np.ones(len(index), np.float32)
+    return Minibatch(keys, starts, counts, indptr, index, values, np.array(labels, np.float32))
+
+
+@dataclass
+class Faults:
+    """What the network and the processes do in a run, drawn from its seed."""
+
+    loss: float = 0.0
+    double: float = 0.0
+    delay_s: float = 0.05
+    late: float = 0.0
+    late_s: float = 10.0
+    crashes: int = 0
+    suspicions: int = 0
+    kill_role: str = "worker"
+
+    @classmethod
+    def drawn(cls, rng: random.Random) -> "Faults":
+        return cls(
+            loss=rng.choice([0.0, 0.02, 0.1, 0.2]),
+            double=rng.choice([0.0, 0.1, 0.3]),
+            delay_s=rng.choice([0.01, 0.1, 0.5]),
+            late=rng.choice([0.0, 0.02, 0.05]),
+            crashes=rng.choice([0, 1, 2, 4]),
+            suspicions=rng.choice([0, 0, 1, 2]),
+        )
+
+
+@dataclass
+class Setup:
+    """A job and its faults, drawn from a seed."""
+
+    seed: int
+    workers: int
+    servers: int
+    lanes: int
+    kind: str
+    passes: int
+    shuffle: str
+    batch_rows: int
+    partitions: int
+    data: Data
+    test: Data
+    faults: Faults
+
+    @classmethod
+    def drawn(cls, seed: int) -> "Setup":
+        rng = random.Random(seed)
+        rows = rng.choice([1, 7, 40, 103])
+        return cls(
+            seed=seed,
+            workers=rng.randint(1, 5),
+            servers=rng.randint(1, 5),
+            lanes=rng.randint(1, 8),
+            kind=rng.choice(["lr", "fm"]),
+            passes=rng.randint(1, 3),
+            shuffle=rng.choice(["none", "chunks", "rows"]),
+            batch_rows=rng.choice([1, 3, 8]),
+            partitions=rng.choice([8, 64]),
+            data=Data.drawn(rng, rows, rng.choice([6, 60])),
+            test=Data.drawn(rng, rng.choice([0, 5, 30]), 80),
+            faults=Faults.drawn(rng),
+        )
+
+    def __str__(self) -> str:
+        shape = f"W={self.workers} S={self.servers} G={self.lanes} {self.kind}"
+        return f"seed {self.seed}: {shape} rows={len(self.data.labels)} {self.faults}"
+
+    @property
+    def settings(self) -> PlanSettings:
+        return PlanSettings(self.batch_rows, self.lanes, 4, self.shuffle, self.seed)
+
+    @property
+    def manifest(self) -> Manifest:
+        return Manifest(self.data.files, self.test.files)
+
+    def plans(self) -> list[Plan]:
+        """Of each pass."""
+        return [Plan(self.data.files, self.settings, number) for number in range(self.passes)]
+
+    def model(self) -> CountingModel:
+        job = JobConfig.model_validate(
+            {
+                "name": "sim",
+                "model": {"kind": self.kind, "dim": 2, "init_scale": 0.1},
+                "train": {"partitions": self.partitions, "seed": self.seed},
+            }
+        )
+        return with_counter(models.build(job))
+
+
+def train_alone(setup: Setup) -> PartitionSet:
+    """The oracle: the same plan in one process, step by step."""
+    model = setup.model()
+    partitions = PartitionSet(model)
+    for plan in setup.plans():
+        partitions.turn(plan.number)
+        for step in range(plan.steps):
+            lanes = {}
+            for lane in plan.active(step):
+                batch = setup.data.minibatch(model, plan, plan.batch(lane, step))
+                keys = tuple(s.keys for s in model.key_sets(batch))
+                lanes[lane] = contribute(model, batch, partitions.pull(keys))
+            partitions.apply(lanes)
+    return partitions
+
+
+def rows_with_key(setup: Setup) -> Counter[int]:
+    """By plain counting: rows of the whole job that hold each key."""
+    once = Counter(key for row in setup.data.keys for key in row)
+    return Counter({key: n * setup.passes for key, n in once.items()})
+
+
+def names_of_plan(setup: Setup) -> list[tuple[int, int, int]]:
+    """(pass, lane, batch) of every batch of the job, sorted."""
+    return [
+        (plan.number, lane, batch)
+        for plan in setup.plans()
+        for lane, length in enumerate(plan.lengths.tolist())
+        for batch in range(length)
+    ]
+
+
+def scores_alone(setup: Setup, partitions: PartitionSet) -> list[bytes]:
+    """Scores of each evaluation lane by a model in one process."""
+    plan, scores = EvaluationPlan(setup.test.files), []
+    for lane in range(plan.lanes):
+        batch = setup.test.minibatch(partitions.model, plan, plan.batch(lane))
+        keys = tuple(s.keys for s in partitions.model.key_sets(batch))
+        scores.append(partitions.model.margins(batch, partitions.peek(keys)).tobytes())
+    return scores
+
+
+def row_bytes(owners: list[PartitionSet]) -> list[bytes]:
+    """Keys and rows of all partitions, in one canonical order."""
+    out = []
+    for copies in zip(*(owner.snapshot() for owner in owners), strict=True):
+        for sets in zip(*copies, strict=True):
+            held = [s for s in sets if len(s.keys)]
+            assert len(held) <= 1, "a partition is held twice"
+            out += [array.tobytes() for s in held for array in s]
+    return out
+
+
+def changed(setup: Setup, **values) -> Setup:
+    """The same setup with other values; ``faults`` may be given as a dict of changes."""
+    faults = values.pop("faults", {})
+    return replace(setup, faults=replace(setup.faults, **faults), **values)
+
+
+def plain(rows: int = 40, **values) -> Setup:
+    """A job of two servers, two workers and four lanes on a network without faults."""
+    rng = random.Random(rows)
+    files = (DataFile("f0", "0", (rows - rows // 3, rows // 3)),)
+    data = replace(Data.drawn(rng, rows, 60), files=files)
+    setup = Setup(1, 2, 2, 4, "fm", 2, "rows", 2, 64, data, Data.drawn(rng, 20, 80), Faults())
+    return changed(setup, **values)

@@ -1,0 +1,153 @@
+"""Messages as frames: round trips, and whatever is not exactly a message is a ``CodecError``."""
+
+import dataclasses
+from typing import get_type_hints
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctrps import codec
+from ctrps.codec import CodecError
+from ctrps.ps import messages
+from ctrps.ps.messages import KINDS, Arrays, Pull, Push, decode, encode
+
+repeatable = settings(derandomize=True, deadline=None, max_examples=100)
+VALUES = {
+    int: st.integers(-1, (1 << 62) - 1),
+    bool: st.booleans(),
+    float: st.floats(allow_nan=False, allow_infinity=False),
+    str: st.text(st.characters(exclude_categories=["Cs"]), max_size=30),
+    list: st.lists(st.lists(st.integers(-1, 2**32) | st.text("abc"), max_size=3), max_size=5),
+    dict: st.dictionaries(st.text("abc", max_size=3), st.integers(-9, 9)),
+    Arrays: st.lists(
+        st.integers(0, 5).map(lambda n: np.arange(n, dtype=np.float32)), max_size=3
+    ).map(tuple),
+}
+EXAMPLES = {int: 3, bool: True, float: 0.5, str: "x", list: [1], dict: {"a": 1}}
+
+
+def types_of(cls) -> dict[str, object]:
+    hints = get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def example(cls):
+    arrays = (np.arange(3, dtype=np.uint64), np.ones((1, 2), np.float32))
+    return cls(*(arrays if t == Arrays else EXAMPLES[t] for t in types_of(cls).values()))
+
+
+def simple(message) -> tuple:
+    """The message as something that compares."""
+    values = [getattr(message, field.name) for field in dataclasses.fields(message)]
+    return type(message), [
+        [(a.dtype, a.shape, a.tobytes()) for a in value] if isinstance(value, tuple) else value
+        for value in values
+    ]
+
+
+def test_kinds_are_those_of_the_classes():
+    assert {cls.KIND: cls for cls in messages.Message.__subclasses__()} == KINDS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(st.data())
+@repeatable
+def test_round_trip(kind, data):
+    cls = KINDS[kind]
+    message = cls(*(data.draw(VALUES[t]) for t in types_of(cls).values()))
+    frames = [bytes(frame) for frame in encode(message)]
+    assert simple(decode(frames)) == simple(message)
+
+
+def header_of(message) -> tuple[list, list[np.ndarray]]:
+    header, arrays = codec.decode([bytes(frame) for frame in encode(message)])
+    return header, arrays
+
+
+def refused(header, arrays) -> str:
+    with pytest.raises(CodecError) as error:
+        decode(codec.encode(header, arrays))
+    return str(error.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fields_too_many_or_missing(kind):
+    header, arrays = header_of(example(KINDS[kind]))
+    assert f"a {kind} of" in refused([*header, 1], arrays)
+    assert f"a {kind} of" in refused(header[:-1], arrays)
+    assert f"a {kind} of" in refused(header[:1], [])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_arrays_too_many_or_missing(kind):
+    header, arrays = header_of(example(KINDS[kind]))
+    assert "arrays too many" in refused(header, [*arrays, np.zeros(1)])
+    if arrays:
+        assert "arrays are not there" in refused(header, arrays[:-1])
+
+
+WRONG = {
+    int: [-2, 1 << 62, 1.0, True, "3", None, [1]],
+    bool: [0, 1, None, "true"],
+    float: [1, float("nan"), float("inf"), "0.5", None],
+    str: [b"x", 1, None, "x" * (messages.MAX_TEXT + 1)],
+    list: [{}, "abc", 1, None],
+    dict: [[], "abc", 1, None],
+    Arrays: [-1, True, 2.0, "2", None, [2], 1000],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_wrong_types_and_ranges(kind):
+    cls = KINDS[kind]
+    header, arrays = header_of(example(cls))
+    for at, (name, type_) in enumerate(types_of(cls).items(), 1):
+        for wrong in WRONG[type_]:
+            said = refused([*header[:at], wrong, *header[at + 1 :]], arrays)
+            assert f"{kind}.{name}: " in said
+
+
+@pytest.mark.parametrize(
+    "header", [None, 7, "push", [], [7], [["push"]], {"push": 1}, ["nonsense"]]
+)
+def test_what_is_not_a_message(header):
+    refused(header, [])
+
+
+@given(st.data())
+@settings(repeatable, max_examples=300)
+def test_mutated_messages_raise_nothing_but_codec_errors(data):
+    cls = KINDS[data.draw(st.sampled_from(sorted(KINDS)))]
+    frames = [bytearray(frame) for frame in encode(example(cls))]
+    for _ in range(data.draw(st.integers(1, 4))):
+        frame = frames[data.draw(st.integers(0, len(frames) - 1))]
+        at = data.draw(st.integers(0, len(frame) - 1)) if frame else 0
+        frame[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
+    try:
+        message = decode(frames)
+    except CodecError:
+        return
+    assert type(message) in KINDS.values()
+
+
+@given(st.lists(st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(), max_size=8))
+@repeatable
+def test_random_fields_raise_nothing_but_codec_errors(fields):
+    for kind in KINDS:
+        try:
+            decode([msgpack.packb([codec.FORMAT, [kind, *fields], []])])
+        except (CodecError, UnicodeEncodeError):
+            continue
+
+
+def test_frames_follow_the_order_of_the_fields():
+    keys, gradients, counts = np.uint64([5]), np.float32([[1]]), np.int32([2])
+    push = Push(1, 2, 3, 4, 5, 6, 0.5, (keys,), (gradients,), (counts,))
+    header, arrays = header_of(push)
+    assert header == ["push", 1, 2, 3, 4, 5, 6, 0.5, 1, 1, 1]
+    assert [a.dtype for a in arrays] == [np.uint64, np.float32, np.int32]
+    pull = Pull(1, 2, 3, 4, 5, "train", (keys, keys))
+    assert header_of(pull)[0] == ["pull", 1, 2, 3, 4, 5, "train", 2]
