@@ -157,7 +157,7 @@ class Setup:
             passes=rng.randint(1, 3),
             shuffle=rng.choice(["none", "chunks", "rows"]),
             batch_rows=rng.choice([1, 3, 8]),
-            partitions=rng.choice([8, 64]),
+            partitions=rng.choice([8, 8, 8, 64]),
             data=Data.drawn(rng, rows, rng.choice([6, 60])),
             test=Data.drawn(rng, rng.choice([0, 5, 30]), 80),
             faults=Faults.drawn(rng),

@@ -1,7 +1,9 @@
 """Messages as frames: round trips, and whatever is not exactly a message is a ``CodecError``."""
 
 import dataclasses
-from typing import get_type_hints
+import re
+from pathlib import Path
+from typing import Any, get_origin, get_type_hints
 
 import msgpack
 import numpy as np
@@ -20,13 +22,24 @@ VALUES = {
     bool: st.booleans(),
     float: st.floats(allow_nan=False, allow_infinity=False),
     str: st.text(st.characters(exclude_categories=["Cs"]), max_size=30),
-    list: st.lists(st.lists(st.integers(-1, 2**32) | st.text("abc"), max_size=3), max_size=5),
-    dict: st.dictionaries(st.text("abc", max_size=3), st.integers(-9, 9)),
+    list[int]: st.lists(st.integers(-1, 2**40), max_size=5),
+    list[list[int]]: st.lists(st.lists(st.integers(-1, 2**40), max_size=3), max_size=4),
+    list[list[Any]]: st.lists(st.tuples(st.integers(0, 9), st.text("ab")).map(list), max_size=4),
+    dict[str, float]: st.dictionaries(st.text("abc", max_size=3), st.floats(-9, 9)),
     Arrays: st.lists(
         st.integers(0, 5).map(lambda n: np.arange(n, dtype=np.float32)), max_size=3
     ).map(tuple),
 }
-EXAMPLES = {int: 3, bool: True, float: 0.5, str: "x", list: [1], dict: {"a": 1}}
+EXAMPLES = {
+    int: 3,
+    bool: True,
+    float: 0.5,
+    str: "x",
+    list[int]: [1],
+    list[list[int]]: [[1, 2]],
+    list[list[Any]]: [[1, "x"]],
+    dict[str, float]: {"a": 1.0},
+}
 
 
 def types_of(cls) -> dict[str, object]:
@@ -105,9 +118,31 @@ def test_wrong_types_and_ranges(kind):
     cls = KINDS[kind]
     header, arrays = header_of(example(cls))
     for at, (name, type_) in enumerate(types_of(cls).items(), 1):
-        for wrong in WRONG[type_]:
+        for wrong in WRONG[type_ if type_ == Arrays else get_origin(type_) or type_]:
             said = refused([*header[:at], wrong, *header[at + 1 :]], arrays)
             assert f"{kind}.{name}: " in said
+
+
+@pytest.mark.xfail(reason="decode looks at lists and dicts but not into them")
+@pytest.mark.parametrize(
+    ("kind", "name", "wrong"),
+    [
+        ("status", "lanes", ["a"]),
+        ("status", "lanes", [-7]),
+        ("status", "missing", [None]),
+        ("status", "missing", [[1]]),
+        ("status", "files", [1]),
+        ("status", "counters", {"keys": "many"}),
+        ("orders", "owners", ["s0"]),
+        ("orders", "leases", [3]),
+        ("orders", "leases", [[1, "x"]]),
+        ("orders", "cut", ["a", "b", "c"]),
+        ("orders", "addresses", [7]),
+    ],
+)
+def test_contents_of_lists_are_checked(kind, name, wrong):
+    message = dataclasses.replace(example(KINDS[kind]), **{name: wrong})
+    assert f"{kind}.{name}: " in refused(*header_of(message))
 
 
 @pytest.mark.parametrize(
@@ -151,3 +186,13 @@ def test_frames_follow_the_order_of_the_fields():
     assert [a.dtype for a in arrays] == [np.uint64, np.float32, np.int32]
     pull = Pull(1, 2, 3, 4, 5, "train", (keys, keys))
     assert header_of(pull)[0] == ["pull", 1, 2, 3, 4, 5, "train", 2]
+
+
+def test_the_protocol_page_lists_every_message_with_its_fields():
+    page = (Path(__file__).parents[1] / "docs" / "protocol.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| [^|]*(?:→[^|]*|any )\| (.*) \|$", page, re.MULTILINE)
+    listed = {kind: re.findall(r"(\*?)`(\w+)`", fields) for kind, fields in rows}
+    assert listed == {
+        kind: [("*" if t == Arrays else "", name) for name, t in types_of(cls).items()]
+        for kind, cls in KINDS.items()
+    }

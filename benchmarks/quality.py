@@ -1,0 +1,329 @@
+"""How good the models are: test AUC and log loss against stated goals, by the real commands.
+
+Makes libsvm files of MovieLens and a9a in a folder of its own, runs ``ctrps train`` and ``ctrps
+launch`` on them with the jobs beside this file, and on Criteo-like rows with no job at all. Speed
+is shown as an indication only. It generates no data: the sets are arguments.
+"""
+
+import argparse
+import csv
+import gzip
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+JOBS = Path(__file__).resolve().parent / "jobs"
+SPLIT_SEED = 42
+"""Of the random splits: the one that the published MovieLens figures were taken with."""
+SEEDS = (1, 2, 3)
+"""Of training, where a figure is a mean."""
+GATE_STATUS = 5
+"""Exit status of ctrps, and of this script, for a goal that was not reached."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A line of the table: what is trained, how, and what it has to reach.
+
+    Attributes
+    ----------
+    data, model : str
+        Name of the set and kind of the model.
+    how : str
+        ``train``, or servers × workers such as ``2×2``.
+    job : str or None
+        File in ``jobs``; None trains with the defaults.
+    seeds : tuple of int
+        One run for each; empty runs once with the seed of the job.
+    auc, logloss : float or None
+        Least AUC and greatest log loss of the test rows, mean over the seeds.
+    """
+
+    data: str
+    model: str
+    how: str
+    job: str | None
+    seeds: tuple[int, ...]
+    auc: float
+    logloss: float | None = None
+
+    @property
+    def goal(self) -> str:
+        text = f"AUC >= {self.auc}"
+        return text if self.logloss is None else f"{text}, logloss <= {self.logloss}"
+
+    def met(self, auc: float, logloss: float) -> bool:
+        return auc >= self.auc and (self.logloss is None or logloss <= self.logloss)
+
+
+CASES = (
+    Case("movielens", "lr", "train", "movielens_lr.yaml", SEEDS, 0.781),
+    Case("movielens", "fm", "train", "movielens_fm.yaml", SEEDS, 0.787),
+    Case("a9a", "lr", "train", "a9a_lr.yaml", (), 0.900, 0.327),
+    Case("a9a", "lr", "2×2", "a9a_lr.yaml", (), 0.900, 0.327),
+    Case("criteo", "lr", "train", None, (), 0.716),
+    Case("criteo", "lr", "2×2", None, (), 0.716),
+    Case("criteo", "fm", "train", None, (), 0.748),
+    Case("criteo", "fm", "2×2", None, (), 0.748),
+)
+SETS = tuple(dict.fromkeys(case.data for case in CASES))
+
+GRIDS: dict[str, dict[str, Sequence[float]]] = {
+    "movielens_lr.yaml": {
+        "train.passes": (5, 10, 20),
+        "optimizer.alpha": (0.1, 0.3),
+        "optimizer.l2": (1, 2, 4, 8),
+    },
+    "movielens_fm.yaml": {
+        "train.passes": (5, 10, 15),
+        "optimizer.w.alpha": (0.1,),
+        "optimizer.w.l2": (1, 2),
+        "optimizer.v.alpha": (0.05, 0.1, 0.2),
+        "optimizer.v.l2": (0.02, 0.05, 0.1),
+    },
+    "a9a_lr.yaml": {
+        "train.passes": (3, 5, 10, 20),
+        "optimizer.alpha": (0.03, 0.1, 0.3),
+        "optimizer.l2": (0.1, 1, 4),
+    },
+}
+"""What ``--choose`` tries for each job."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Files of one set: official parts, and training rows once more in two parts to choose by."""
+
+    train: Path
+    test: Path
+    fit: Path
+    validation: Path
+
+    @classmethod
+    def under(cls, folder: Path) -> "Rows":
+        return cls(*(folder / f"{part}.svm" for part in ("train", "test", "fit", "validation")))
+
+
+def write_parts(folder: Path, train: list[str], test: list[str]) -> Rows:
+    """Write libsvm lines; a random tenth of the training lines is the validation part."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = Rows.under(folder)
+    chosen = np.zeros(len(train), bool)
+    order = np.random.default_rng(SPLIT_SEED).permutation(len(train))
+    chosen[order[: len(train) // 10]] = True
+    write_lines(rows.train, train)
+    write_lines(rows.test, test)
+    write_lines(rows.fit, itertools.compress(train, ~chosen))
+    write_lines(rows.validation, itertools.compress(train, chosen))
+    return rows
+
+
+def write_lines(path: Path, lines: Iterator[str] | list[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="ascii")
+
+
+def prepare_movielens(source: Path, folder: Path) -> Rows:
+    """Ratings to libsvm: user, movie and its genres with weight 1/n; random 80/20.
+
+    The label is rating >= 4. Numbers are given to users, movies and genres as they come, from 1.
+    """
+    with open(source / "movies.csv", encoding="utf-8", newline="") as file:
+        genres = {row["movieId"]: row["genres"].split("|") for row in csv.DictReader(file)}
+    numbers: dict[tuple[str, str], int] = {}
+
+    def number(kind: str, name: str) -> int:
+        return numbers.setdefault((kind, name), len(numbers) + 1)
+
+    lines = []
+    with gzip.open(source / "ratings.csv.gz", "rt", encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            of_movie = genres[row["movieId"]]
+            terms = [f"{number('user', row['userId'])}:1", f"{number('movie', row['movieId'])}:1"]
+            terms += [f"{number('genre', name)}:{1 / len(of_movie):.7g}" for name in of_movie]
+            lines.append(f"{int(float(row['rating']) >= 4)} {' '.join(terms)}")
+    order = np.random.default_rng(SPLIT_SEED).permutation(len(lines))
+    cut = int(0.8 * len(lines))
+    return write_parts(folder, [lines[i] for i in order[:cut]], [lines[i] for i in order[cut:]])
+
+
+def prepare_a9a(source: Path, folder: Path) -> Rows:
+    """The official split; test rows come as ``label i j …`` with indices from 0, training from 1."""
+    with gzip.open(source / "a9a_123d_train.libsvm.gz", "rt", encoding="ascii") as file:
+        train = [line.strip() for line in file if line.strip()]
+    test = []
+    for line in (source / "a9a_123d_test.dummy").read_text(encoding="ascii").splitlines():
+        if line.strip():
+            label, *indices = line.split()
+            test.append(" ".join([label, *(f"{int(i) + 1}:1" for i in indices)]))
+    return write_parts(folder, train, test)
+
+
+def prepare(data: str, options: argparse.Namespace, out: Path) -> Rows:
+    if data == "criteo":
+        return Rows.under(options.criteo)
+    sources = {
+        "movielens": (prepare_movielens, "movielens_small"),
+        "a9a": (prepare_a9a, "a9a"),
+    }
+    make, name = sources[data]
+    return make(options.shared / "data" / name, out / data)
+
+
+def command(case: Case, train: Path, test: Path, run: Path, settings: Sequence[str]) -> list[str]:
+    """The command line of one run."""
+    if case.how == "train":
+        words = ["train"]
+    else:
+        servers, _, workers = case.how.partition("×")
+        words = ["launch", "-s", servers, "-w", workers]
+    words += ["-c", str(JOBS / case.job)] if case.job else ["--set", f"model.kind={case.model}"]
+    stated = [f"data.train={json.dumps([str(train)])}", f"data.test={json.dumps([str(test)])}"]
+    for setting in [*stated, f"output.dir={run}", *settings]:
+        words += ["--set", setting]
+    return [sys.executable, "-m", "ctrps", *words, "--overwrite", "--json", "--progress", "none"]
+
+
+def run_once(case: Case, train: Path, test: Path, run: Path, settings: Sequence[str] = ()) -> dict:
+    """Run the command and return its summary; the runs of a set share a folder and its cache."""
+    words = command(case, train, test, run, settings)
+    # Settings of the caller's environment would make other jobs of these.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("CTRPS_")}
+    done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(f"status {done.returncode} of: {' '.join(words)}")
+    return json.loads(done.stdout)
+
+
+def measure(case: Case, rows: Rows, run: Path) -> dict:
+    """All runs of a case as one line of the table."""
+    seeds = [[f"train.seed={seed}"] for seed in case.seeds] or [[]]
+    summaries = [run_once(case, rows.train, rows.test, run, settings) for settings in seeds]
+    auc = fmean(s["test"]["auc"] for s in summaries)
+    logloss = fmean(s["test"]["logloss"] for s in summaries)
+    return {
+        "set": case.data,
+        "model": case.model,
+        "how": case.how,
+        "passes": summaries[0]["passes"],
+        "auc": auc,
+        "logloss": logloss,
+        "rows_per_s": fmean(s["rows_per_s"] for s in summaries),
+        "goal": case.goal,
+        "met": case.met(auc, logloss),
+        "aucs": [s["test"]["auc"] for s in summaries],
+        "digests": [s["model_digest"] for s in summaries],
+    }
+
+
+def same_bits(results: list[dict]) -> bool:
+    """Whether all ways to train one model on one set gave the same models."""
+    found: dict[tuple[str, str], set[tuple[str, ...]]] = {}
+    for result in results:
+        names = found.setdefault((result["set"], result["model"]), set())
+        names.add(tuple(result["digests"]))
+    return all(len(names) == 1 for names in found.values())
+
+
+COLUMNS = "{:<10} {:<6} {:<6} {:>6} {:>8} {:>8} {:>10}  {:<30} {}"
+
+
+def table(results: list[dict]) -> Iterator[str]:
+    yield COLUMNS.format("set", "model", "how", "passes", "AUC", "logloss", "rows/s", "goal", "met")
+    for r in results:
+        yield COLUMNS.format(
+            r["set"],
+            r["model"],
+            r["how"],
+            r["passes"],
+            f"{r['auc']:.4f}",
+            f"{r['logloss']:.4f}",
+            f"{r['rows_per_s']:,.0f}",
+            r["goal"],
+            "yes" if r["met"] else "NO",
+        )
+
+
+def report(options: argparse.Namespace, out: Path) -> int:
+    results = []
+    for data in options.only:
+        rows = prepare(data, options, out)
+        cases = [case for case in CASES if case.data == data]
+        results += [measure(case, rows, out / data / "run") for case in cases]
+    print("\n".join(table(results)))
+    same, met = same_bits(results), all(r["met"] for r in results)
+    print(f"one model whichever way it is trained: {'yes' if same else 'NO'}")
+    print(json.dumps({"met": met, "same_bits": same, "results": results}))
+    return 0 if met and same else GATE_STATUS
+
+
+def choose(options: argparse.Namespace, out: Path) -> int:
+    """Try each job's grid on its validation rows, best AUC last; test rows are not looked at."""
+    for data in options.only:
+        cases = {case.job: case for case in CASES if case.data == data and case.how == "train"}
+        if cases.keys() & GRIDS.keys():
+            rows = prepare(data, options, out)
+            for job, case in cases.items():
+                try_grid(case, GRIDS[job], rows, out / data / "run")
+    return 0
+
+
+def try_grid(case: Case, grid: dict[str, Sequence[float]], rows: Rows, run: Path) -> None:
+    tried = []
+    for values in itertools.product(*grid.values()):
+        settings = [f"{key}={value}" for key, value in zip(grid, values, strict=True)]
+        seeds = [[f"train.seed={seed}"] for seed in case.seeds] or [[]]
+        tests = [
+            run_once(case, rows.fit, rows.validation, run, settings + seed)["test"]
+            for seed in seeds
+        ]
+        figures = fmean(t["auc"] for t in tests), fmean(t["logloss"] for t in tests)
+        tried.append((*figures, " ".join(settings)))
+    print(f"{case.job}: validation AUC, logloss, settings")
+    for auc, logloss, settings in sorted(tried):
+        print(f"{auc:.5f} {logloss:.5f} {settings}")
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "--shared", type=Path, metavar="DIR", help="holds data/movielens_small, a9a"
+    )
+    parser.add_argument("--criteo", type=Path, metavar="DIR", help="holds train.svm and test.svm")
+    parser.add_argument("--only", metavar="SET,…", help=f"some of {','.join(SETS)}")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="keeps files and runs there")
+    parser.add_argument(
+        "--choose", action="store_true", help="try settings on validation rows instead"
+    )
+    options = parser.parse_args(arguments)
+    given = {"movielens": options.shared, "a9a": options.shared, "criteo": options.criteo}
+    wanted = options.only.split(",") if options.only else [s for s in SETS if given[s]]
+    if unknown := [name for name in wanted if name not in SETS]:
+        parser.error(f"--only knows {', '.join(SETS)}, not {', '.join(unknown)}")
+    if missing := [name for name in wanted if not given[name]]:
+        parser.error(f"no folder given for {', '.join(missing)}; see --shared and --criteo")
+    if not wanted:
+        parser.error("nothing to run; give --shared, --criteo or both")
+    options.only = wanted
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    run = choose if options.choose else report
+    if options.out:
+        return run(options, options.out)
+    with tempfile.TemporaryDirectory(prefix="ctrps-quality-") as folder:
+        return run(options, Path(folder))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
