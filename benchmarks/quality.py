@@ -80,20 +80,18 @@ SETS = tuple(dict.fromkeys(case.data for case in CASES))
 GRIDS: dict[str, dict[str, Sequence[float]]] = {
     "movielens_lr.yaml": {
         "train.passes": (5, 10, 20),
-        "optimizer.alpha": (0.1, 0.3),
-        "optimizer.l2": (1, 2, 4, 8),
+        "optimizer.alpha": (0.1, 0.3, 1),
+        "optimizer.l2": (2, 4, 8),
     },
     "movielens_fm.yaml": {
-        "train.passes": (5, 10, 15),
-        "optimizer.w.alpha": (0.1,),
-        "optimizer.w.l2": (1, 2),
-        "optimizer.v.alpha": (0.05, 0.1, 0.2),
+        "train.passes": (10, 20, 30),
+        "optimizer.v.alpha": (0.03, 0.05, 0.1),
         "optimizer.v.l2": (0.02, 0.05, 0.1),
     },
     "a9a_lr.yaml": {
-        "train.passes": (3, 5, 10, 20),
+        "train.passes": (10, 20, 40),
         "optimizer.alpha": (0.03, 0.1, 0.3),
-        "optimizer.l2": (0.1, 1, 4),
+        "optimizer.l2": (4, 16, 64),
     },
 }
 """What ``--choose`` tries for each job."""
@@ -156,7 +154,7 @@ def prepare_movielens(source: Path, folder: Path) -> Rows:
 
 
 def prepare_a9a(source: Path, folder: Path) -> Rows:
-    """The official split; test rows come as ``label i j …`` with indices from 0, training from 1."""
+    """The official split: training rows with indices from 1, test rows ``label i j …`` from 0."""
     with gzip.open(source / "a9a_123d_train.libsvm.gz", "rt", encoding="ascii") as file:
         train = [line.strip() for line in file if line.strip()]
     test = []
@@ -266,7 +264,7 @@ def report(options: argparse.Namespace, out: Path) -> int:
 
 
 def choose(options: argparse.Namespace, out: Path) -> int:
-    """Try each job's grid on its validation rows, best AUC last; test rows are not looked at."""
+    """Try each job's grid on its validation rows, best first; test rows are not looked at."""
     for data in options.only:
         cases = {case.job: case for case in CASES if case.data == data and case.how == "train"}
         if cases.keys() & GRIDS.keys():
@@ -295,7 +293,7 @@ def try_grid(case: Case, grid: dict[str, Sequence[float]], rows: Rows, run: Path
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "--shared", type=Path, metavar="DIR", help="holds data/movielens_small, a9a"
+        "--shared", type=Path, metavar="DIR", help="holds data/ of both real sets"
     )
     parser.add_argument("--criteo", type=Path, metavar="DIR", help="holds train.svm and test.svm")
     parser.add_argument("--only", metavar="SET,…", help=f"some of {','.join(SETS)}")

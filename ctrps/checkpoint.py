@@ -3,6 +3,7 @@
 A folder holds at most one model::
 
     manifest.json                    what the model is, where training stands, and its files
+    manifest-2.json, best.json       the same of earlier checkpoints that are kept
     p007-c000003-v1-n2.part          partition 7 of checkpoint 3, saved in view 1 by node 2
 
 Files are written under names that no other checkpoint, view or node uses, so a process that is
@@ -16,7 +17,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ from ctrps.errors import CheckpointError
 FORMAT = 1
 KIND = "partition"
 MANIFEST = "manifest.json"
+EARLIER = "manifest-{}.json"
+BEST = "best.json"
 NAME = re.compile(r"p(\d+)-c(\d+)-v(\d+)-n(\d+)\.part")
 
 
@@ -74,6 +77,9 @@ class Manifest:
     files : tuple of PartitionFile
     model_digest : str
         ``sha256:…`` over keys, weights and optimiser state in key order, by partition.
+    cut : str
+        ``exact``: all partitions hold the same batches. ``fuzzy``: each was saved by itself, with
+        its own marks, while training went on; exact to go on from, a mixture as a model.
     """
 
     checkpoint: int
@@ -87,6 +93,7 @@ class Manifest:
     data: dict[str, Any]
     files: tuple[PartitionFile, ...]
     model_digest: str
+    cut: str = "exact"
 
     def position(self, passes: int) -> tuple[int, int, int]:
         """Where a run of so many passes goes on: checkpoint, pass, step."""
@@ -102,6 +109,7 @@ def write_partition(
     view: int,
     node: int,
     tables: Iterable[tuple[str, np.ndarray, np.ndarray]],
+    notes: Sequence[np.ndarray] = (),
 ) -> PartitionFile:
     """Write one partition, durable and under its final name.
 
@@ -109,6 +117,8 @@ def write_partition(
     ----------
     tables
         Name, keys uint64[n] ascending, rows float32[n, width] of each table.
+    notes
+        Arrays that belong to the partition but not to the model: marks and progress.
 
     Raises
     ------
@@ -122,13 +132,19 @@ def write_partition(
             writer.append(table, [keys, rows])
             for array in (keys, rows):
                 content.update(raw(array))
+        writer.append("notes", notes)
         meta = {"partition": partition, "checkpoint": checkpoint, "content": content.hexdigest()}
         size, digest = writer.close(meta)
     return PartitionFile(partition, name, size, digest)
 
 
-def commit(folder: Path, manifest: Manifest) -> Manifest:
-    """Make a model exist: check its files, write the manifest, and remove files of older ones.
+def commit(folder: Path, manifest: Manifest, keep: int = 1) -> Manifest:
+    """Make a model exist: check its files, write the manifest, and remove what is older.
+
+    Parameters
+    ----------
+    keep
+        Checkpoints to leave in the folder, this one included; the best one stays besides.
 
     Returns
     -------
@@ -148,19 +164,47 @@ def commit(folder: Path, manifest: Manifest) -> Manifest:
     whole = Manifest(**{**manifest.__dict__, "model_digest": digest})
     body = asdict(whole) | {"format": FORMAT}
     body["files"] = [list(file) for file in whole.files]
-    temporary = folder / f"{MANIFEST}.tmp-{os.getpid()}"
+    if keep > 1 and exists(folder):
+        _place(folder, EARLIER.format(read_manifest(folder).checkpoint), MANIFEST)
+    _write(folder, MANIFEST, _text(body))
+    _sweep(folder, whole, keep)
+    return whole
+
+
+def _write(folder: Path, name: str, content: bytes) -> None:
+    """Give a small file its name when all of it is on disk."""
+    temporary = folder / f"{name}.tmp-{os.getpid()}"
     try:
-        with _writing(folder / MANIFEST):
+        with _writing(folder / name):
             with open(temporary, "wb") as file_out:
-                file_out.write(_text(body))
+                file_out.write(content)
                 file_out.flush()
                 os.fsync(file_out.fileno())
-            os.replace(temporary, folder / MANIFEST)
+            os.replace(temporary, folder / name)
             sync_folder(folder)
     finally:
         temporary.unlink(missing_ok=True)
-    _sweep(folder, whole)
-    return whole
+
+
+def _place(folder: Path, name: str, source: str) -> None:
+    _write(folder, name, (folder / source).read_bytes())
+
+
+def keep_best(folder: Path) -> None:
+    """Remember the present checkpoint as the best; later ones do not remove its files."""
+    _place(folder, BEST, MANIFEST)
+
+
+def restore_best(folder: Path) -> Manifest:
+    """Make the best checkpoint the model of the folder, if one was remembered."""
+    if (folder / BEST).exists():
+        _place(folder, MANIFEST, BEST)
+    return read_manifest(folder)
+
+
+def earlier(folder: Path) -> list[Path]:
+    """Manifests of earlier checkpoints that are still there, oldest first."""
+    return sorted(folder.glob(EARLIER.format("*")), key=lambda path: int(path.stem.split("-")[1]))
 
 
 @contextmanager
@@ -179,9 +223,15 @@ def _text(body: dict[str, Any]) -> bytes:
     return json.dumps(body | {"check": check}, indent=1, sort_keys=True).encode() + b"\n"
 
 
-def _sweep(folder: Path, manifest: Manifest) -> None:
-    """Remove what belongs to no model: older partitions, never those of a later checkpoint."""
-    listed = {file.name for file in manifest.files}
+def _sweep(folder: Path, manifest: Manifest, keep: int) -> None:
+    """Remove what belongs to no kept model, and nothing of a later checkpoint."""
+    old = earlier(folder)
+    for path in old[: max(len(old) - keep + 1, 0)]:
+        path.unlink(missing_ok=True)
+    names = [path.name for path in earlier(folder)]
+    names += [BEST] if (folder / BEST).exists() else []
+    kept = [manifest, *(read_manifest(folder, name) for name in names)]
+    listed = {file.name for model in kept for file in model.files}
     for path in folder.iterdir():
         found = NAME.match(path.name)
         if found and path.name not in listed and int(found[2]) <= manifest.checkpoint:
@@ -193,15 +243,15 @@ def exists(folder: Path) -> bool:
     return (folder / MANIFEST).exists()
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest of the model in ``folder``.
+def read_manifest(folder: Path, name: str = MANIFEST) -> Manifest:
+    """The manifest of the model in ``folder``, or that of an earlier or the best checkpoint.
 
     Raises
     ------
     CheckpointError
         There is none, it is damaged, or it was written by another version of the format.
     """
-    path = folder / MANIFEST
+    path = folder / name
     try:
         text = path.read_bytes()
         body = json.loads(text)
@@ -264,6 +314,14 @@ class Checkpoint:
         except (CodecError, OSError, ValueError) as error:
             raise _damaged(opened.path, error) from None
         return tables
+
+    def notes(self, partition: int) -> list[np.ndarray]:
+        """What was saved beside the rows of a partition."""
+        opened = _open(self.folder, self._files[partition])
+        try:
+            return opened.read(len(self.manifest.tables))[1]
+        except (CodecError, IndexError) as error:
+            raise _damaged(opened.path, error) from None
 
     def verify(self) -> None:
         """Read every byte of every partition."""

@@ -4,6 +4,7 @@ Results go to standard output, everything else to standard error. Heavy modules 
 the commands, so that ``ctrps --help`` answers at once.
 """
 
+import errno
 import functools
 import json
 import os
@@ -65,6 +66,8 @@ MaxBad = Annotated[
 Rank = Annotated[int, Option("--rank", hidden=True, help="The launcher's number of the process.")]
 ModelFolder = Annotated[Path, Option("--model", metavar="DIR", help="Folder of a trained model.")]
 
+CANNOT_WRITE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
@@ -79,13 +82,11 @@ def reported(command: Command) -> Command:
         except CtrpsError as error:
             _say(f"error: {error}")
             raise typer.Exit(error.exit_status) from None
-        except BrokenPipeError:
-            # The reader of our output has left (`| head`): that is no error of ours.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(141) from None
         except (typer.Exit, KeyboardInterrupt):
             raise
         except Exception as error:
+            if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
+                raise typer.Exit(_without_output(error)) from None
             if os.environ.get("CTRPS_DEBUG"):
                 traceback.print_exc()
             _say(
@@ -94,6 +95,16 @@ def reported(command: Command) -> Command:
             raise typer.Exit(1) from None
 
     return run  # type: ignore[return-value]
+
+
+def _without_output(error: OSError) -> int:
+    """The status of a command whose output has nowhere to go; the rest of it is dropped."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        # The reader has left (`| head`): that is no error of ours.
+        return 141
+    _say(f"error: cannot write the output: {error.strerror}; make room, or write it elsewhere")
+    return 3
 
 
 def _say(text: str) -> None:
@@ -180,7 +191,8 @@ def _say_rows(stage: str, rows: int) -> None:
 
 def _one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> None:
     if value is not None and value not in allowed:
-        raise ConfigError(f"{value!r} is not possible", where=option, hint=f"use {allowed}")
+        choices = " or ".join(allowed)
+        raise ConfigError(f"{value!r} is not possible", where=option, hint=f"use {choices}")
 
 
 @app.command()
@@ -362,7 +374,11 @@ def _scheduler_of(job: "JobConfig", given: str | None) -> str:
     from ctrps.config import parse_address
 
     address = given or job.cluster.scheduler
-    if parse_address(address)[1] == 0:
+    try:
+        port = parse_address(address)[1]
+    except ConfigError as error:
+        raise ConfigError(error.what, where="--scheduler", hint=error.hint) from None
+    if port == 0:
         raise ConfigError(
             f"{address!r} is no address to connect to",
             where="--scheduler",
@@ -477,4 +493,10 @@ def config_show(
 
 def main() -> None:
     """Run the command line."""
-    app()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the shell: `>&-`
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+    try:
+        app()
+    except OSError as error:  # of --help: commands see to their own
+        sys.exit(_without_output(error))

@@ -165,7 +165,10 @@ def _array(shape: object, frame: Buffer, limits: Limits) -> np.ndarray:
         items *= size
     if len(frame) > limits.frame_bytes or items * dtype.itemsize != len(frame):
         raise CodecError(f"an array of {shape} in a frame of {len(frame)} bytes")
-    return np.frombuffer(frame, dtype).reshape(sizes)
+    try:
+        return np.frombuffer(frame, dtype).reshape(sizes)
+    except ValueError:  # no bytes, and other sizes beyond what numpy can hold
+        raise CodecError(f"{sizes} is not the shape of an array") from None
 
 
 class FileDigest(NamedTuple):
@@ -335,7 +338,7 @@ class FrameFile:
     def _directory(self, arrays: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         if len(arrays) == 2 and arrays[0].dtype == np.int64 and arrays[1].dtype == np.uint32:
             offsets, checks = arrays
-            bounded = 0 < len(offsets) == len(checks) + 1 and (np.diff(offsets) > 0).all()
+            bounded = 0 < len(offsets) == len(checks) + 1 and (offsets[1:] > offsets[:-1]).all()
             if bounded and offsets[0] == len(MAGIC) and offsets[-1] <= self.size_bytes:
                 return offsets, checks
         raise self._error("its directory of records is wrong")

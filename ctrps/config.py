@@ -218,7 +218,7 @@ VARIABLES = {"CTRPS_" + key.upper().replace(".", "__"): key for key in STATED}
 _LATER = {
     "model.kind": ("fnn", "dssm", "deepfm", "module"),
     "optimizer.kind": ("momentum", "nesterov", "adam"),
-    "train.consistency": ("ssp", "async", "semi"),
+    "train.consistency": ("semi",),
     "data.format": ("libffm", "vw", "criteo", "parquet"),
 }
 # Names by which other tools know a setting: hints for a person, never read as settings.
@@ -343,11 +343,32 @@ def _add_defaults(values: dict[str, Any], path: Path | None, here: Path) -> None
     for part in ("train", "test"):
         pattern = os.path.join(glob.escape(str(output)), "data", f"{part}-*.shard")
         values.setdefault(f"data.{part}", [Path(pattern)])
+    _add_batch_defaults(values)
     for part in ("w", "v"):
         kind = values.get(f"optimizer.{part}.kind")
         known = kind in get_args(SETTINGS["optimizer.w.kind"].annotation)
         for field, value in default_block(part, kind if known else None):
             values.setdefault(f"optimizer.{part}.{field}", value)
+
+
+def _add_batch_defaults(values: dict[str, Any]) -> None:
+    """Minibatches of async and ssp: the more are under way at once, the smaller.
+
+    An FM keeps its quality while rows times (minibatches under way)^(5/3) stays near 1,024; the
+    exponent was fitted to 2 to 16 of them (``benchmarks/README.md``).
+    """
+    if values.get("train.consistency") not in ("ssp", "async"):
+        return
+    workers, lanes = (
+        int(text) if (text := str(values.get(key, default))).isdecimal() else default
+        for key, default in (("cluster.workers", 1), ("train.lanes", 4))
+    )
+    at_once = workers if values["train.consistency"] == "async" else lanes
+    default = 2 if values["train.consistency"] == "async" and workers <= 2 else 1
+    window = values.setdefault("train.window", default)
+    under_way = max(at_once, 1) * (int(window) if str(window).isdecimal() else 1)
+    rows = 1024 / under_way ** (5 / 3)
+    values.setdefault("train.batch_rows", min(256, max(8, 1 << int(math.log2(rows)))))
 
 
 def _nest(values: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ A row is ``[weights of all parts | state of part 1 | state of part 2 …]`` in f
 pull is one contiguous copy of its first ``dim`` columns.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -66,10 +66,15 @@ class KeySet(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """The result of one batch: per table float32[k, dim] sums over its rows, and the loss sum."""
+    """The result of one batch.
+
+    ``tables`` holds per table float32[k, dim] sums over its rows, ``loss_sum`` the summed log loss
+    in nats, ``margins`` float32[rows] what the rows were scored before this gradient.
+    """
 
     tables: tuple[np.ndarray, ...]
     loss_sum: float
+    margins: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,7 @@ class TableSpec:
         gradient: np.ndarray,
         counts: np.ndarray,
         step_rows: int,
+        staleness: int = 0,
     ) -> None:
         """Apply one optimiser step to rows ``where``, in place.
 
@@ -142,9 +148,24 @@ class TableSpec:
             Rows of the step that hold the key.
         step_rows : int
             Rows of the whole step, the divisor of optimisers that use the mean.
+        staleness : int
+            Steps that were applied since the weights of this gradient were read.
         """
         for part in self.parts:
+            if staleness and part.optimizer.count_scale:
+                part = replace(part, optimizer=fresher(part.optimizer, staleness))
             UPDATES[part.optimizer.kind](part, rows, where, gradient, counts, step_rows)
+
+
+def fresher(optimizer: OptimizerBlock, staleness: int) -> OptimizerBlock:
+    """The constants for a gradient that is ``staleness`` steps old.
+
+    A stale gradient of a key that stands in many rows pushes once more where others have pushed
+    already, so the count rule's c0 shrinks: c0 / (1 + staleness)^(4/3). The exponent is the one
+    that held an FM's AUC best over 3 to 15 steps of delay (``benchmarks/README.md``).
+    """
+    shrunk = optimizer.count_scale / (1 + staleness) ** (4 / 3)
+    return optimizer.model_copy(update={"count_scale": shrunk})
 
 
 def _ftrl(part, rows, where, gradient, counts, step_rows):
@@ -260,7 +281,8 @@ class Model:
             )
         else:
             losses.lr_gradient(batch.indptr, batch.index, batch.values, residuals, sparse)
-        return Gradient((sparse, losses.ordered_sum(residuals).reshape(1, 1)), float(loss_sum))
+        tables = (sparse, losses.ordered_sum(residuals).reshape(1, 1))
+        return Gradient(tables, float(loss_sum), margins)
 
     def _forward(
         self, batch: Minibatch, weights: tuple[np.ndarray, ...]

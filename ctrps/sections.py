@@ -231,10 +231,30 @@ class TrainSection(Section):
     """How the rows are walked."""
 
     passes: int = Field(default=1, ge=1, le=100_000, description="Walks over the training rows.")
-    batch_rows: int = Field(default=256, ge=1, le=1 << 20, description="Rows of a minibatch.")
-    consistency: Literal["sync"] = Field(
+    batch_rows: int = Field(
+        default=256,
+        ge=1,
+        le=1 << 20,
+        description="Rows of a minibatch. Default: 256 in sync; in async and ssp fewer, the more "
+        "minibatches are under way at once.",
+    )
+    consistency: Literal["sync", "ssp", "async"] = Field(
         default="sync",
-        description="How far workers may be apart; sync gives the same bits each time.",
+        description="How far workers may be apart: sync gives the same bits each time, ssp bounds "
+        "the distance of lanes, async does not wait.",
+    )
+    staleness: int = Field(
+        default=8,
+        ge=0,
+        le=1 << 20,
+        description="Minibatches that a lane may be ahead of the slowest (ssp only).",
+    )
+    window: int = Field(
+        default=2,
+        ge=1,
+        le=64,
+        description="Minibatches under way at once, of a worker (async) or a lane (ssp). Default: "
+        "2 in async with one or two workers, else 1.",
     )
     lanes: int = Field(
         default=4,
@@ -254,6 +274,28 @@ class TrainSection(Section):
         default=64, ge=1, le=256, description="Parts of the key space, a power of two."
     )
     threads: int = Field(default=1, ge=1, le=1024, description="Threads of `ctrps train`.")
+    checkpoint_s: float = Field(
+        default=600.0,
+        ge=0,
+        le=1e9,
+        description="Time between two checkpoints inside a pass; 0 saves after each pass only.",
+    )
+    keep_checkpoints: int = Field(
+        default=2, ge=1, le=1000, description="Checkpoints that are kept, the newest included."
+    )
+    evaluate: Literal["end", "pass"] = Field(
+        default="end", description="Score the test rows at the end, or after each pass."
+    )
+    patience: int = Field(
+        default=0,
+        ge=0,
+        le=100_000,
+        description="Stop early after so many passes without a better test figure, and keep the "
+        "best model; 0 never does.",
+    )
+    early_metric: Literal["logloss", "auc"] = Field(
+        default="logloss", description="The figure that early stopping goes by."
+    )
 
 
 class ClusterSection(Section):

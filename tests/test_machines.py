@@ -332,11 +332,23 @@ def test_older_orders_are_not_obeyed():
     assert worker.life is Life.WORKING and list(worker.lanes) == [0]
 
 
-def test_wrong_weights_are_not_taken():
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda weights: (weights[0][1:], *weights[1:]),
+        lambda weights: (weights[0].astype(np.float64), *weights[1:]),
+        lambda weights: weights[:-1],
+        lambda weights: (*weights, weights[0]),
+    ],
+    ids=["a row less", "float64", "a table less", "a table more"],
+)
+def test_wrong_weights_are_not_taken(spoil):
     worker, answer = worker_asking(plain(), Worker)
-    short = replace(answer, weights=(answer.weights[0][1:], *answer.weights[1:]))
-    (status,) = answers(worker.on_message(0, short, 0.0))
+    spoiled = replace(answer, weights=spoil(answer.weights))
+    effects = worker.on_message(0, spoiled, 0.0)
+    (status,) = answers(effects)
     assert (status.fault, status.fault_status) == ("server 0 answered with wrong arrays", 4)
+    assert not computes(effects)
 
 
 @pytest.mark.parametrize("why", ["digest", "job", "protocol", "kernel", "full"])

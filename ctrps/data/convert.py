@@ -18,7 +18,7 @@ from pathlib import Path
 from ctrps.data.badrows import BadRows, read_aside
 from ctrps.data.formats import RowSource, TextSettings, detect, open_rows
 from ctrps.data.shards import Shard, ShardWriter
-from ctrps.data.textfile import DEFLATE_RATIO
+from ctrps.data.streams import most_bytes
 from ctrps.errors import DataError
 
 VERSION = 1
@@ -140,13 +140,11 @@ class _Conversion:
         self._bad = bad
         self._rows = 0
         # Upper bounds of the rows in files not read yet: a row is a byte and a line end.
-        sizes = [path.stat().st_size for path in paths if path.is_file()]
-        self._most_rows = sum(_most_rows(size * DEFLATE_RATIO) for size in sizes)
+        self._most_rows = sum(_most_rows(most_bytes(path)) for path in paths)
 
     def shard(self, path: Path) -> Shard:
         settings = self._settings
-        if path.is_file():
-            self._most_rows -= _most_rows(path.stat().st_size * DEFLATE_RATIO)
+        self._most_rows -= _most_rows(most_bytes(path))
         if settings.format == "auto":
             settings = dataclasses.replace(settings, format=detect(path).format)
         if settings.format == "shard":

@@ -1,56 +1,44 @@
-"""Text files a few MiB at a time: plain or gzip, with places for messages.
+"""Text files a few MiB at a time, with places for messages.
 
 What the bytes mean is up to the reader (``formats``, ``extract``): it says how
-many of them made whole rows, and gets the rest again with more behind it.
+many of them made whole rows, and gets the rest again with more behind it. How
+they are packed is ``streams``' business.
 """
 
 from __future__ import annotations
 
-import gzip
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self, cast
+from typing import Self
 
 import numpy as np
 
+from ctrps.data.streams import Unpacked
 from ctrps.errors import DataError
 
 BOM = b"\xef\xbb\xbf"
-GZIP = b"\x1f\x8b"
 NEWLINE = 10
-DEFLATE_RATIO = 1032
-"""No gzip file unpacks to more than this many times its size."""
 
 MAX_ROW_BYTES = 64 << 20
 """A row longer than this is taken for a mistake, such as a quote that is not closed."""
-
-# What else users pass for text, by the first bytes.
-_OTHER = {
-    b"BZh": "bzip2",
-    b"\xfd7zXZ\x00": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"PK\x03\x04": "zip",
-    b"PAR1": "parquet",
-    b"\xff\xfe": "UTF-16 text",
-    b"\xfe\xff": "UTF-16 text",
-}
 
 
 class TextFile:
     """The bytes of a text file, chunk by chunk.
 
-    Gzip is known by its first bytes and may have several members. A byte
-    order mark at the start is left out. Call ``more``, read ``buffer``, and say
-    by ``consume`` how much of it was whole rows.
+    Plain text, gzip and zstd are told apart by the first bytes; ``-`` is
+    standard input. A byte order mark at the start is left out. Call ``more``,
+    read ``buffer``, and say by ``consume`` how much of it was whole rows. A tar
+    archive is read member by member: at the end of one, ``next_part`` goes to
+    the start of the next.
 
     Parameters
     ----------
     path
     chunk_bytes
         Bytes that ``more`` adds.
+    members
+        Which members of an archive are read: those whose names end so.
 
     Attributes
     ----------
@@ -58,7 +46,7 @@ class TextFile:
         What was not consumed yet. Starts at the start of a row; overwritten by
         ``more``, and the reader may write into it.
     final : bool
-        Nothing comes behind ``buffer``.
+        Nothing comes behind ``buffer`` in this part.
     line : int
         Number of the line at the start of ``buffer``, from 1.
 
@@ -82,43 +70,56 @@ class TextFile:
     3 b'333' True
     """
 
-    def __init__(self, path: Path, chunk_bytes: int = 8 << 20):
+    def __init__(self, path: Path, chunk_bytes: int = 8 << 20, members: str = ""):
         self.path = Path(path)
-        self.final = False
-        self.line = 1
         self._chunk_bytes = chunk_bytes
         self._memory = np.empty(0, np.uint8)
-        self._start = self._size = 0
-        # Up to where lines were counted, the number of the line there and where it starts.
-        self._mark, self._mark_line, self._line_start = 0, 1, 0
-        self._fresh = True
-        with self._guard():
-            self._raw = open(self.path, "rb")
-            self.file_bytes = self.path.stat().st_size
+        self._stream = Unpacked(self.path, members)
         try:
-            with self._guard():
-                self._stream = self._opened()
-                self._fill(max(chunk_bytes, len(BOM)))
+            self._begin()
         except BaseException:
-            self._raw.close()
+            self._stream.close()
             raise
-        self._start = self._mark = self._line_start = self._mark_length()
+
+    @property
+    def name(self) -> str:
+        """What messages call it: the file, and the archive's member behind a slash."""
+        return self._stream.name
 
     @property
     def buffer(self) -> np.ndarray:
         return self._memory[self._start : self._size]
 
     @property
+    def file_bytes(self) -> int:
+        """Size of the file on disk; 0 for standard input."""
+        return self._stream.file_bytes
+
+    @property
     def read_bytes(self) -> int:
         """How much of the file's ``file_bytes`` was read."""
-        return self._raw.tell()
+        return self._stream.read_bytes
 
     @property
     def most_bytes(self) -> int:
         """Upper bound of the bytes of text still to be read or consumed."""
-        left = self.file_bytes - self.read_bytes
-        packed = self._stream is not self._raw
-        return len(self.buffer) + left * (DEFLATE_RATIO if packed else 1)
+        return len(self.buffer) + self._stream.most_bytes
+
+    def first_line(self) -> bytes:
+        """The next line that is not blank, without blanks around it; empty if there is none."""
+        while True:
+            data = self.buffer.tobytes()
+            text = data.lstrip(b" \t\r\n")
+            if b"\n" in text or self.final:
+                return text.partition(b"\n")[0].strip(b" \t\r")
+            self._extend()
+
+    def next_part(self) -> bool:
+        """Begin the next member of a tar archive; False if there is none."""
+        if not self._stream.next_part():
+            return False
+        self._begin()
+        return True
 
     def more(self) -> bool:
         """Put more bytes behind those not consumed; False at the end of the file."""
@@ -127,14 +128,7 @@ class TextFile:
             return True
         if self.final:
             return False
-        rest = self._size - self._start
-        if rest > MAX_ROW_BYTES:
-            what = f"a row of more than {MAX_ROW_BYTES >> 20} MiB begins here"
-            hint = "is a quote not closed, or is this another format than was named?"
-            raise DataError(what, where=f"{self.path}:{self.line}", hint=hint)
-        with self._guard():
-            # At least as much as there is, or a long row would be read once per chunk of it.
-            self._fill(max(self._chunk_bytes, rest))
+        self._extend()
         return len(self.buffer) > 0
 
     def consume(self, count: int) -> None:
@@ -164,7 +158,6 @@ class TextFile:
 
     def close(self) -> None:
         self._stream.close()
-        self._raw.close()
 
     def __enter__(self) -> Self:
         return self
@@ -177,24 +170,36 @@ class TextFile:
     ) -> None:
         self.close()
 
-    def _opened(self) -> BinaryIO:
-        head = self._raw.read(6)
-        self._raw.seek(0)
-        for magic, name in _OTHER.items():
-            if head.startswith(magic):
-                raise self._error(f"it is {name}, which is not read", "convert it to text or gzip")
-        if head.startswith(GZIP):
-            return cast(BinaryIO, gzip.GzipFile(fileobj=self._raw, mode="rb"))
-        return self._raw
+    def _begin(self) -> None:
+        """Take the first bytes of a part."""
+        self.final = False
+        self.line = 1
+        self._start = self._size = 0
+        # Up to where lines were counted, the number of the line there and where it starts.
+        self._mark, self._mark_line, self._line_start = 0, 1, 0
+        self._fresh = True
+        while not self.final and self._size < len(BOM):
+            self._fill(max(self._chunk_bytes, len(BOM)))
+        start = len(BOM) if self.buffer[: len(BOM)].tobytes() == BOM else 0
+        self._start = self._mark = self._line_start = start
 
-    def _mark_length(self) -> int:
-        return len(BOM) if self.buffer[: len(BOM)].tobytes() == BOM else 0
+    def _extend(self) -> None:
+        rest = self._size - self._start
+        if rest > MAX_ROW_BYTES:
+            what = f"a row of more than {MAX_ROW_BYTES >> 20} MiB begins here"
+            hint = "is a quote not closed, or is this another format than was named?"
+            raise DataError(what, where=f"{self.name}:{self.line}", hint=hint)
+        # At least as much as there is, or a long row would be read once per chunk of it.
+        self._fill(max(self._chunk_bytes, rest))
 
     def _rewind(self) -> None:
         self._mark, self._mark_line, self._line_start = self._start, self.line, self._start
 
     def _fill(self, count: int) -> None:
-        """Move what is left to the front and read ``count`` bytes behind it, or to the end."""
+        """Move what is left to the front and read ``count`` bytes behind it, or to the end.
+
+        From standard input, what has come is enough: rows need not wait for other rows.
+        """
         rest = self.buffer
         size = len(rest) + count
         memory = self._memory if size <= len(self._memory) else np.empty(size, np.uint8)
@@ -202,21 +207,8 @@ class TextFile:
         self._memory, self._start, self._size = memory, 0, len(rest)
         self._rewind()
         while self._size < size and not self.final:
-            got = self._stream.readinto(memory[self._size : size].data)  # type: ignore[attr-defined]
+            got = self._stream.readinto(memory[self._size : size].data)
             self._size += got
             self.final = got == 0
-
-    @contextmanager
-    def _guard(self) -> Iterator[None]:
-        try:
-            yield
-        except EOFError:
-            raise self._error("the compressed data ends early", "copy or make it again") from None
-        except (gzip.BadGzipFile, zlib.error) as error:
-            what = f"the compressed data is damaged, or something else follows it ({error})"
-            raise self._error(what, "copy or make it again") from None
-        except OSError as error:
-            raise self._error(f"cannot read it: {error.strerror}", None) from None
-
-    def _error(self, what: str, hint: str | None) -> DataError:
-        return DataError(what, where=str(self.path), hint=hint)
+            if self._stream.live:
+                break

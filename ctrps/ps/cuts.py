@@ -40,6 +40,10 @@ class Cuts:
         """Save as soon as all can: beyond what is done before the order arrives."""
         self.order(pass_, min(highest + max(self._margin, in_two_beats), steps))
 
+    def order_now(self, pass_: int) -> None:
+        """Save at once, each partition with its marks, wherever it stands (not in sync mode)."""
+        self.order(pass_, -1)
+
     def missed(self, reports: Iterable[Status]) -> bool:
         """Whether a server was past the cut; the next one is then ordered further ahead."""
         current = self.current
@@ -52,9 +56,7 @@ class Cuts:
         """The files of all servers once each has saved the current cut."""
         if self.current is None or not all(s.saved == self.current[0] for s in reports):
             return None
-        return tuple(
-            sorted((int(p), str(n), int(b), str(d)) for s in reports for p, n, b, d in s.files)
-        )
+        return tuple(sorted((p, n, b, d) for s in reports for p, n, b, d in s.files))
 
     def close(self) -> tuple[int, int, int]:
         """The current one exists now."""

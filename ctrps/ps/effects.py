@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from ctrps.models import Minibatch
 from ctrps.ps.messages import Arrays, Message
+from ctrps.ps.partition import PartitionState
 from ctrps.ps.plan import BatchRef, Manifest
-from ctrps.ps.table import RowSet
 
 Peer = Hashable
 SCHEDULER: Peer = "scheduler"
@@ -67,7 +67,7 @@ class Load:
 class Save:
     """Write partitions of a checkpoint; comes back as ``on_saved``.
 
-    ``rows`` maps a partition to one ``RowSet`` per table. The driver owns the arrays.
+    The driver owns the arrays.
     """
 
     checkpoint: int
@@ -75,28 +75,38 @@ class Save:
     node: int
     pass_: int
     step: int
-    rows: dict[int, list[RowSet]]
+    partitions: dict[int, PartitionState]
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
     """Write the manifest of a checkpoint whose files are all saved; then ``on_committed``.
 
-    ``files`` is ``[partition, name, bytes, digest]`` for every partition.
+    ``files`` is ``(partition, name, bytes, digest)`` for every partition. ``step`` is the version
+    in sync mode, and the number of batches that all partitions have in the others. ``border``: the
+    pass is complete.
     """
 
     checkpoint: int
     pass_: int
     step: int
+    border: bool
     files: tuple[tuple[int, str, int, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The scores and labels of the whole test set, in row order."""
+    """The scores and labels of the whole test set, in row order; comes back as ``on_scored``."""
 
     scores: Arrays
     labels: Arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """This committed checkpoint is the best so far: do not remove it when later ones come."""
+
+    checkpoint: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +135,17 @@ class Finish:
 
 
 Effect = (
-    Send | Connect | Prepare | Compute | Load | Save | Commit | Evaluated | Begin | Log | Finish
+    Send
+    | Connect
+    | Prepare
+    | Compute
+    | Load
+    | Save
+    | Commit
+    | Evaluated
+    | Keep
+    | Begin
+    | Log
+    | Finish
 )
 Effects = list[Effect]

@@ -3,8 +3,6 @@
 from collections import deque
 from collections.abc import Iterable
 
-from ctrps.ps.messages import Arrays
-
 
 class TrainingLeases:
     """The lanes of a pass, each with one worker, and for a slow lane a second one.
@@ -80,75 +78,79 @@ class TrainingLeases:
         return [lane for lane, held in enumerate(self._holders) if worker in held]
 
 
-class EvaluationLeases:
-    """The lanes of an evaluation: many, short, handed out a few at a time.
+class QueueLeases:
+    """Many short lanes, handed out a few at a time: chunks in async mode, and evaluations.
 
     Parameters
     ----------
-    lanes
     at_once
         Lanes that one worker holds, so that it never runs dry.
+
+    Examples
+    --------
+    >>> leases = QueueLeases(at_once=2)
+    >>> leases.open(range(5), [7, 9])
+    >>> leases.held_by(7), leases.held_by(9)
+    ([0, 1], [2, 3])
+    >>> leases.claim(7, 0)
+    >>> leases.held_by(7), leases.unfinished
+    ([1, 4], {0, 1, 2, 3, 4})
     """
 
-    def __init__(self, lanes: int, at_once: int = 3):
-        self.lanes = lanes
+    def __init__(self, at_once: int):
         self.at_once = at_once
-        self._queue = deque(range(lanes))
+        self.unfinished: set[int] = set()
+        self._queue: deque[int] = deque()
         self._held: dict[int, set[int]] = {}
-        self._results: dict[int, Arrays] = {}
 
-    def open(self, workers: Iterable[int]) -> None:
-        """Begin, or begin again, from nothing."""
-        self._queue = deque(range(self.lanes))
-        self._results.clear()
-        self._held.clear()
-        for worker in workers:
-            self.refill(worker)
+    def open(self, lanes: Iterable[int], workers: Iterable[int]) -> None:
+        """Begin with these lanes to do, in this order."""
+        self._queue = deque(lanes)
+        self.unfinished = set(self._queue)
+        self._held = {worker: set() for worker in workers}
+        for worker in self._held:
+            self._refill(worker)
 
-    def refill(self, worker: int) -> None:
-        """Hand the worker lanes until it has enough."""
+    def _refill(self, worker: int) -> None:
         held = self._held.setdefault(worker, set())
         while self._queue and len(held) < self.at_once:
-            held.add(self._queue.popleft())
+            lane = self._queue.popleft()
+            if lane in self.unfinished:
+                held.add(lane)
 
     def deal(self, workers: Iterable[int]) -> None:
         """Take back the lanes of workers that are gone; new workers get some."""
         alive = set(workers)
         for worker in set(self._held) - alive:
-            self._queue.extendleft(sorted(self._held.pop(worker)))
+            self._queue.extendleft(sorted(self._held.pop(worker), reverse=True))
         for worker in sorted(alive):
-            self.refill(worker)
+            self._refill(worker)
+
+    def claim(self, worker: int, lane: int) -> None:
+        """The worker says that it is done with a lane; it gets another at once."""
+        self._held.setdefault(worker, set()).discard(lane)
+        self._refill(worker)
+
+    def finish(self, lane: int) -> None:
+        """A lane is done for certain; nobody needs to compute it any more."""
+        self.unfinished.discard(lane)
+        for worker, held in self._held.items():
+            if lane in held:
+                held.discard(lane)
+                self._refill(worker)
 
     def share(self) -> bool:
-        """Nothing is left to hand out and something is slow: give open lanes to idle workers."""
-        open_lanes = sorted(set().union(*self._held.values()))
+        """Something is slow and nothing left to hand out: give open lanes to idle workers too."""
+        if self._queue:
+            return False
+        open_lanes = sorted(self.unfinished)[: self.at_once]
         idle = [w for w, held in self._held.items() if not held]
         for worker in idle:
-            self._held[worker].update(open_lanes[: self.at_once])
+            self._held[worker].update(open_lanes)
         return bool(idle and open_lanes)
-
-    def finish(self, lane: int, result: Arrays) -> None:
-        """Keep the first result of a lane; nobody needs to compute it any more."""
-        self._results.setdefault(lane, result)
-        for held in self._held.values():
-            held.discard(lane)
 
     def held_by(self, worker: int) -> list[int]:
         return sorted(self._held.get(worker, ()))
 
-    def open_lanes(self) -> list[list[int]]:
-        """The holders of each lane that is out."""
-        lanes = set().union(*self._held.values())
-        return [[w for w, held in self._held.items() if lane in held] for lane in sorted(lanes)]
-
-    @property
-    def done(self) -> int:
-        return len(self._results)
-
-    @property
-    def complete(self) -> bool:
-        return self.done == self.lanes
-
-    def results(self) -> list[Arrays]:
-        """The results in lane order."""
-        return [self._results[lane] for lane in range(self.lanes)]
+    def holders(self, lane: int) -> list[int]:
+        return [worker for worker, held in self._held.items() if lane in held]

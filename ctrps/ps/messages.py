@@ -12,7 +12,7 @@ right shape. What a message *means*, and whether it comes at the right time, is 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, get_origin, get_type_hints
+from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -57,8 +57,7 @@ class Register(Message):
 class Welcome(Message):
     """Scheduler -> node: you are in, under this number for ever.
 
-    ``data`` is the data manifest: ``{"train": [[path, digest, [block rows…]]…], "test": …}`` in
-    compact form (``ctrps.ps.plan.DataFile``).
+    ``names`` and ``blocks`` are the data manifest (``ctrps.ps.plan.Manifest.pack``).
     """
 
     KIND = "welcome"
@@ -85,7 +84,7 @@ class Status(Message):
     ready
         The view, pass and step are loaded and served.
     missing
-        Server: lanes that the current step waits for. Worker: lanes held.
+        Server: lanes that it waits for, the first of them. Worker: lanes held.
     saved, missed
         Server: the last checkpoint id saved or missed, -1 for none.
     files
@@ -97,9 +96,11 @@ class Status(Message):
     waits_for
         What it is waiting for, in words.
     lanes
-        Worker: finished evaluation lanes.
+        Worker: lanes that it has finished.
     results
-        Worker: scores float32 and labels float32 of each of ``lanes``, alternating.
+        Worker, evaluating: scores float32 and labels float32 of each of ``lanes``, alternating.
+        Server: histogram of progressive scores int64[bins, 2], staleness int64[bins], and, but in
+        sync mode, int32[lanes] the last batch of each lane that all its partitions have.
     """
 
     KIND = "status"
@@ -114,7 +115,7 @@ class Status(Message):
     missing: list[int]
     saved: int
     missed: int
-    files: list[list[Any]]
+    files: list[tuple[int, str, int, str]]
     counters: dict[str, float]
     fault: str
     fault_status: int
@@ -146,11 +147,11 @@ class Orders(Message):
     seq: int
     view: int
     owners: list[int]
-    addresses: list[list[Any]]
+    addresses: list[tuple[int, str]]
     restore: int
     pass_: int
     phase: str
-    leases: list[list[int]]
+    leases: list[tuple[int, int]]
     cut: list[int]
     reason: str
     exit_status: int
@@ -177,10 +178,16 @@ class Pull(Message):
 
 @dataclass(frozen=True, slots=True)
 class Pulled(Message):
-    """Server -> worker: float32[k, dim] per table, in the order of the keys asked."""
+    """Server -> worker: float32[k, dim] per table, in the order of the keys asked.
+
+    ``clock`` counts the pushes that the server has applied, only to measure staleness; ``mark`` is
+    the last batch of the lane that all partitions here have.
+    """
 
     KIND = "pulled"
     request: int
+    clock: int
+    mark: int
     weights: Arrays
 
 
@@ -188,8 +195,9 @@ class Pulled(Message):
 class Push(Message):
     """Worker -> server: add these gradients to the rows of these keys.
 
-    Safe to send again: a partition takes a (pass, lane, batch) once. ``loss_sum`` is that of the
-    whole batch; the owner of partition ``lane mod partitions`` counts it.
+    Safe to send again: a partition takes a (pass, lane, batch) once. ``clock`` is the server's at
+    the pull. ``loss_sum`` is that of the whole batch; the owner of partition ``lane mod
+    partitions`` counts it, and it alone gets ``scores``: margins and labels, float32[rows].
     """
 
     KIND = "push"
@@ -199,18 +207,24 @@ class Push(Message):
     lane: int
     batch: int
     rows: int
+    clock: int
     loss_sum: float
     keys: Arrays
     gradients: Arrays
     counts: Arrays
+    scores: Arrays
 
 
 @dataclass(frozen=True, slots=True)
 class Pushed(Message):
-    """Server -> worker: the push is in the step, or was before."""
+    """Server -> worker: the push is in the step or applied, or was before.
+
+    ``mark`` is the last batch of the lane that all partitions here have.
+    """
 
     KIND = "pushed"
     request: int
+    mark: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +232,9 @@ class Refused(Message):
     """The request cannot be served now, or never.
 
     Of a data message ``why`` is ``view`` or ``pass`` (``value``: the one here), ``behind`` (the
-    lowest batch that can be pulled), ``wait`` or ``bad``; of a registration it is ``digest, job,
-    protocol, kernel`` or ``full``, with both values in ``detail``.
+    lowest batch that can be pulled), ``gap`` (the batch that comes next), ``wait`` or ``bad``; of a
+    registration it is ``digest, job, protocol, kernel`` or ``full``, with both values in
+    ``detail``.
     """
 
     KIND = "refused"
@@ -272,8 +287,8 @@ def decode(frames: Sequence[Buffer], limits: Limits = WIRE) -> Message:
 
     Examples
     --------
-    >>> decode(encode(Pushed(request=3)))
-    Pushed(request=3)
+    >>> decode(encode(Pushed(request=3, mark=-1)))
+    Pushed(request=3, mark=-1)
     """
     header, arrays = decode_frames(frames, limits)
     if not isinstance(header, list) or not header or not isinstance(header[0], str):
@@ -288,7 +303,7 @@ def decode(frames: Sequence[Buffer], limits: Limits = WIRE) -> Message:
     at = 0
     for (name, kind), value in zip(types, header[1:], strict=True):
         if kind == Arrays:
-            if not _is_int(value) or not 0 <= value <= len(arrays) - at:
+            if not _fits(int, value) or not 0 <= value <= len(arrays) - at:
                 raise CodecError(f"{cls.KIND}.{name}: {str(value)[:40]} arrays are not there")
             values.append(tuple(arrays[at : at + value]))
             at += value
@@ -299,20 +314,28 @@ def decode(frames: Sequence[Buffer], limits: Limits = WIRE) -> Message:
     return cls(*values)
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _checked(message: str, name: str, kind: Any, value: object) -> object:
-    kind = get_origin(kind) or kind
-    right = {
-        int: _is_int(value) and -1 <= value < 1 << 62,  # type: ignore[operator]
-        bool: isinstance(value, bool),
-        float: isinstance(value, float) and math.isfinite(value),
-        str: isinstance(value, str) and len(value) <= MAX_TEXT,
-        list: isinstance(value, list),
-        dict: isinstance(value, dict),
-    }[kind]
-    if not right:
-        raise CodecError(f"{message}.{name}: {str(value)[:40]!r} is not a valid {kind.__name__}")
+    if not _fits(kind, value):
+        raise CodecError(f"{message}.{name}: {str(value)[:40]!r} is not a valid {kind}")
     return value
+
+
+def _fits(kind: Any, value: object) -> bool:
+    """Whether a value read from the wire is of the declared type and within its range."""
+    origin, inner = get_origin(kind) or kind, get_args(kind)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(inner[0], item) for item in value)
+    if origin is tuple:
+        return (
+            isinstance(value, list) and len(value) == len(inner) and all(map(_fits, inner, value))
+        )
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(inner[1], v) for v in value.values())
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool) and -1 <= value < 1 << 62
+    if kind is float:
+        number = isinstance(value, float | int) and not isinstance(value, bool)
+        return number and math.isfinite(value)  # type: ignore[arg-type]
+    if kind is str:
+        return isinstance(value, str) and len(value) <= MAX_TEXT
+    return kind is Any or isinstance(value, kind)

@@ -1,13 +1,13 @@
 """The partitions that one server owns: rows, version, step buffer, fold and undo.
 
-This is sync mode's arithmetic (``docs/protocol.md`` section 3): a step takes one batch of each
+In sync mode (``docs/protocol.md`` section 3) a step takes one batch of each
 active lane, adds their gradients in lane order, applies the optimiser once, and keeps the old
 weights of the step before so that a batch of it can be pulled again. It is used by a server for
 its share of the keys and by the single process for all of them, which is why both give the
 same bits.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,19 +17,24 @@ from ctrps.errors import LocalProtocolError
 from ctrps.kernels import csr
 from ctrps.kernels import keys as key_kernels
 from ctrps.models import Minibatch, Model
+from ctrps.ps.progress import NO_SCORES, Progress, Scores
 from ctrps.ps.table import RowSet, Table
 
 Arrays = tuple[np.ndarray, ...]
 
 
 class Contribution(NamedTuple):
-    """One lane's part of a step: per table distinct keys, gradient sums and row counts."""
+    """One lane's part of a step: per table distinct keys, gradient sums and row counts.
+
+    ``scores`` are the batch's, where they are to be counted.
+    """
 
     rows: int
     loss_sum: float
     keys: Arrays
     gradients: Arrays
     counts: Arrays
+    scores: Scores = NO_SCORES
 
     def same_bits(self, other: "Contribution") -> bool:
         """Whether both were computed to the same bits, as copies of one batch must be."""
@@ -95,7 +100,29 @@ def contribute(model: Model, batch: Minibatch, weights: Arrays) -> Contribution:
     sets = model.key_sets(batch)
     result = model.gradient(batch, weights)
     keys, counts = tuple(s.keys for s in sets), tuple(s.counts for s in sets)
-    return Contribution(batch.rows, result.loss_sum, keys, result.tables, counts)
+    scores = Scores(result.margins, batch.labels)
+    return Contribution(batch.rows, result.loss_sum, keys, result.tables, counts, scores)
+
+
+class PartitionState(NamedTuple):
+    """One partition as it is saved.
+
+    Attributes
+    ----------
+    tables : list of RowSet
+        One per table of the model.
+    marks : int32[lanes]
+        Last batch applied of each lane; empty in sync mode, where the version says it.
+    progress : list of np.ndarray
+        Of ``Progress.save``.
+    """
+
+    tables: list[RowSet]
+    marks: np.ndarray
+    progress: list[np.ndarray]
+
+
+NO_MARKS = np.zeros(0, np.int32)
 
 
 class PartitionSet:
@@ -119,6 +146,7 @@ class PartitionSet:
         self.pass_ = 0
         self.step = 0
         self.rows_seen = 0
+        self.progress = Progress(model.partitions)
         self._undo: Undo | None = None
 
     def pull(self, keys: Arrays) -> Arrays:
@@ -162,9 +190,23 @@ class PartitionSet:
             for table, k in zip(self.tables, keys, strict=True)
         )
 
-    def apply(self, lanes: Mapping[int, Contribution]) -> None:
-        """Apply the step: fold the lanes in ascending order, then one optimiser step."""
+    def apply(
+        self, lanes: Mapping[int, Contribution], counted: Container[int] | None = None
+    ) -> None:
+        """Apply the step: fold the lanes in ascending order, then one optimiser step.
+
+        Parameters
+        ----------
+        lanes
+            The contribution of each active lane.
+        counted
+            Partitions whose lanes count for the progress; all if not given.
+        """
         ordered = [lanes[lane] for lane in sorted(lanes)]
+        for lane in sorted(lanes):
+            partition = lane % self.model.partitions
+            if counted is None or partition in counted:
+                self.progress.add(partition, lanes[lane].loss_sum, lanes[lane].scores)
         step_rows = sum(part.rows for part in ordered)
         folds, before = [], []
         for number, table in enumerate(self.tables):
@@ -176,18 +218,37 @@ class PartitionSet:
         self.step += 1
         self.rows_seen += step_rows
 
+    def apply_one(self, part: Contribution, staleness: int) -> None:
+        """Apply a single batch, whose weights were read ``staleness`` batches ago."""
+        for number, table in enumerate(self.tables):
+            keys, gradient, counts = (p[number] for p in (part.keys, part.gradients, part.counts))
+            table.step_stale(keys, gradient, counts, part.rows, staleness)
+
     def turn(self, pass_: int) -> None:
         """Begin another pass."""
         self.pass_, self.step, self.rows_seen, self._undo = pass_, 0, 0, None
+        self.progress.clear()
 
-    def snapshot(self) -> list[list[RowSet]]:
-        """A copy of all rows: per partition one set per table, in key order."""
+    def snapshot(self, marks: np.ndarray | None = None) -> list[PartitionState]:
+        """A copy of all partitions, rows in key order.
+
+        Parameters
+        ----------
+        marks : int32[partitions, lanes] or None
+        """
         per_table = [table.snapshot(self.model.partition_bits) for table in self.tables]
-        return [list(sets) for sets in zip(*per_table, strict=True)]
+        return [
+            PartitionState(
+                list(sets),
+                NO_MARKS if marks is None else marks[partition].copy(),
+                self.progress.save(partition),
+            )
+            for partition, sets in enumerate(zip(*per_table, strict=True))
+        ]
 
-    def load(self, partition: list[RowSet]) -> None:
+    def load(self, tables: Sequence[RowSet]) -> None:
         """Add the rows of one saved partition."""
-        for table, saved in zip(self.tables, partition, strict=True):
+        for table, saved in zip(self.tables, tables, strict=True):
             table.load(saved)
 
     @property

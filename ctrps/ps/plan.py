@@ -38,13 +38,18 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
-    """What fixes the lanes, beside the data: part of the identity of a run, like its seed."""
+    """What fixes the lanes, beside the data: part of the identity of a run, like its seed.
+
+    ``mode`` is ``sync`` or ``ssp`` (the chunks of a pass are dealt to ``lanes`` lanes) or ``async``
+    (every chunk is a lane of its own, in the order in which chunks are walked).
+    """
 
     batch_rows: int
     lanes: int
     chunk_batches: int
     shuffle: str
     seed: int
+    mode: str = "sync"
 
 
 class BatchRef(NamedTuple):
@@ -78,7 +83,8 @@ class Plan:
     lengths : int64[lanes]
         Batches of each lane.
     steps : int
-        Length of the longest lane: the optimiser steps of the pass.
+        Optimiser steps of the pass: the length of the longest lane in sync mode, where a step
+        takes a batch of each lane, and the number of all batches in the other modes.
     rows : int
         Rows of the pass.
     """
@@ -87,10 +93,14 @@ class Plan:
         self.settings = settings
         self.number = number
         self._chunks = _chunks(files, settings)
-        self._lanes = _deal(self._order(), self._chunks.batches, settings.lanes)
+        order = self._order()
+        if settings.mode == "async":
+            self._lanes = list(order.reshape(-1, 1))
+        else:
+            self._lanes = _deal(order, self._chunks.batches, settings.lanes)
         self._ends = [np.cumsum(self._chunks.batches[lane]) for lane in self._lanes]
         self.lengths = np.array([ends[-1] if len(ends) else 0 for ends in self._ends], np.int64)
-        self.steps = int(self.lengths.max())
+        self.steps = int(self.lengths.max() if settings.mode == "sync" else self.lengths.sum())
         self.rows = int(self._chunks.rows.sum())
 
     def _order(self) -> np.ndarray:
@@ -111,11 +121,21 @@ class Plan:
         """Rows of all steps below ``step``: what a model at that version has been trained on."""
         return int(self._rows_before[min(step, self.steps)])
 
+    def rows_below(self, marks: np.ndarray) -> int:
+        """Rows of all batches up to and including ``marks`` int32[lanes], -1 for none."""
+        started = np.flatnonzero(marks >= 0)
+        return sum(int(self._lane_rows(g)[: marks[g] + 1].sum()) for g in started.tolist())
+
+    def _lane_rows(self, lane: int) -> np.ndarray:
+        """Rows of each batch of a lane."""
+        parts = [self._batch_rows(chunk) for chunk in self._lanes[lane]]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
     @cached_property
     def _rows_before(self) -> np.ndarray:
         rows = np.zeros(self.steps + 1, np.int64)
-        for lane in self._lanes:
-            batches = np.concatenate([self._batch_rows(chunk) for chunk in lane] or [rows[:0]])
+        for lane in range(len(self._lanes)):
+            batches = self._lane_rows(lane)
             rows[1 : len(batches) + 1] += batches
         return np.cumsum(rows)
 
@@ -258,8 +278,8 @@ class Manifest:
             parts = []
             for listed, rows in zip(json.loads(names), blocks, strict=True):
                 ends = np.cumsum([0] + [count for *_, count in listed])
-                if ends[-1] != len(rows):
-                    raise ValueError("block counts differ")
+                if ends[-1] != len(rows) or (rows <= 0).any():
+                    raise ValueError("its blocks are not those of its files")
                 parts.append(
                     tuple(
                         DataFile(path, digest, tuple(rows[a:b].tolist()))

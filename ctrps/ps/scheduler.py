@@ -7,10 +7,13 @@ progress is a cache of what servers report; leases only spread the work.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
+
+import numpy as np
 
 from ctrps.ps.cuts import Cuts
-from ctrps.ps.effects import Commit, Effects, Evaluated, Finish, Log, Peer, Send
-from ctrps.ps.leases import EvaluationLeases, TrainingLeases
+from ctrps.ps.effects import Commit, Effects, Evaluated, Finish, Keep, Log, Peer, Send
+from ctrps.ps.evaluation import Evaluation
 from ctrps.ps.member import FENCED, Limits
 from ctrps.ps.messages import (
     Bye,
@@ -21,8 +24,9 @@ from ctrps.ps.messages import (
     Status,
     Welcome,
 )
-from ctrps.ps.plan import EvaluationPlan, Manifest, Plan, PlanSettings
+from ctrps.ps.plan import Manifest, PlanSettings
 from ctrps.ps.roster import Node, Roster
+from ctrps.ps.training import Training
 from ctrps.ps.view import assign
 
 
@@ -41,7 +45,16 @@ class Phase(Enum):
 class JobSpec:
     """What the scheduler needs to know of a job.
 
-    ``resume`` is the (checkpoint, pass, step) to begin from, None for an empty model.
+    Attributes
+    ----------
+    resume
+        The (checkpoint, pass, step) to begin from, None for an empty model.
+    checkpoint_s
+        Seconds between checkpoints inside a pass; 0 for none.
+    evaluate_each
+        Score the test rows after every pass, not only after the last.
+    patience
+        Stop when so many evaluations in a row were no better than the best; 0: never.
     """
 
     name: str
@@ -53,6 +66,9 @@ class JobSpec:
     settings: PlanSettings
     manifest: Manifest
     resume: tuple[int, int, int] | None = None
+    checkpoint_s: float = 0.0
+    evaluate_each: bool = False
+    patience: int = 0
 
 
 @dataclass(slots=True)
@@ -67,6 +83,7 @@ class Clock:
     pass_s: float | None = None
     train_s: float = 0.0
     step_s: float = 0.0
+    saved: float = 0.0
     marks: tuple[object, ...] = field(default_factory=tuple)
 
 
@@ -90,13 +107,13 @@ class Scheduler:
         self.phase = Phase.FORMING
         self.roster = Roster(spec.name, spec.config_digest, spec.servers, limits)
         self.pass_ = spec.resume[1] if spec.resume else 0
-        self.plan = Plan(spec.manifest.train, spec.settings, self.pass_)
-        self.test = EvaluationPlan(spec.manifest.test)
+        self.training = Training(spec.manifest.train, spec.settings, self.pass_)
+        self.evaluation = Evaluation(spec.manifest.test)
         self.clock = Clock(now, now, now)
         self.committed = spec.resume
         self.exit_status = 0
         self.reason = ""
-        self.step = -1
+        self.stopped_early = False
         self.trained_rows = 0
         self.trained_steps = 0
         self.keys = 0
@@ -105,14 +122,9 @@ class Scheduler:
         self._owners: list[int] = []
         self._cuts = Cuts(spec.resume[0] + 1 if spec.resume else 0)
         self._interrupted: tuple[int, str] | None = None
-        self._training = TrainingLeases(spec.settings.lanes)
-        self._evaluation = EvaluationLeases(self.test.lanes)
         self._stop_by = 0.0
-        self._first_step = 0
-
-    @property
-    def nodes(self) -> dict[int, Node]:
-        return self.roster.nodes
+        self._best: float | None = None
+        self._no_better = 0
 
     # -- events ---------------------------------------------------------------------------------
 
@@ -147,7 +159,33 @@ class Scheduler:
         effects: Effects = [Log(f"checkpoint {checkpoint}: pass {closed[1]} step {closed[2]}")]
         if self._interrupted:
             return effects + self._stop(75, self._interrupted[1], now)
+        if not self.training.complete:
+            self.clock.saved = now
+            self._cuts.order(self.pass_, self.training.plan.steps)
+            return effects + self._tell_all()
         return effects + self._after_pass(now)
+
+    def on_scored(self, badness: float | None, now: float) -> Effects:
+        """The scores of ``Evaluated`` have been judged.
+
+        Parameters
+        ----------
+        badness
+            The figure to make small, None where it has no value (then it counts for nothing).
+        """
+        effects: Effects = []
+        if badness is not None and (self._best is None or badness < self._best):
+            self._best, self._no_better = badness, 0
+            if self.spec.patience and self.committed:
+                effects.append(Keep(self.committed[0]))
+        elif badness is not None:
+            self._no_better += 1
+        if self.spec.patience and self._no_better >= self.spec.patience:
+            self.stopped_early = True
+            effects.append(Log(f"no better for {self._no_better} passes: stopping early"))
+        if self.stopped_early or self.pass_ + 1 >= self.spec.passes:
+            return effects + self._stop(0, "done", now)
+        return effects + self._next_pass(now)
 
     def on_interrupt(self, signal_status: int, now: float) -> Effects:
         """Somebody asks to stop: save a checkpoint at the next step that allows it, then end.
@@ -263,8 +301,10 @@ class Scheduler:
             return self._loaded(now)
         if self.phase is Phase.TRAINING and node.role == "server":
             return self._on_progress(now)
+        if self.phase is Phase.TRAINING and self.spec.settings.mode == "async":
+            self._seq += self.training.claim(node.number, status.lanes)
         if self.phase is Phase.EVALUATING and node.role == "worker":
-            return self._on_scores(node, status, now)
+            return self._on_scores(status)
         return []
 
     def _all_ready(self) -> bool:
@@ -277,34 +317,36 @@ class Scheduler:
         )
 
     def _loaded(self, now: float) -> Effects:
-        if self.committed and self.committed[1:] == (self.pass_, self.plan.steps):
+        self.training.learn(self._reports())
+        if self.committed and self.committed[1] == self.pass_ and self.training.complete:
             return self._after_pass(now)
         return self._train(now)
 
     def _train(self, now: float) -> Effects:
         """Open the lanes of the pass; its border checkpoint is ordered with them."""
-        self._training.open(n.number for n in self.roster.alive("worker"))
-        self.step = self._first_step = min(status.step for status in self._reports())
-        self._cuts.order(self.pass_, self.plan.steps)
+        workers = [n.number for n in self.roster.alive("worker")]
+        self.training.open(workers, self._reports())
+        self._cuts.order(self.pass_, self.training.plan.steps)
         self.clock.training_since, self.clock.pass_s = now, None
+        self.clock.saved = now
         return self._enter(Phase.TRAINING, now)
 
     def _on_progress(self, now: float) -> Effects:
         reports = self._reports()
         if not reports or not self._all_ready():
             return []
-        step = min(status.step for status in reports)
-        if step > self.step:
+        before = max(self.training.step, 0)
+        if self.training.learn(reports):
             since = now - self.clock.progress
-            self.clock.step_s = since / max(step - self.step, 1)
-            self.step, self.clock.progress = step, now
-            self._training.settle()
+            self.clock.step_s = since / max(self.training.step - before, 1)
+            self.clock.progress = now
+            self._seq += 1
         self.keys = sum(int(status.counters.get("keys", 0)) for status in reports)
-        if step == self.plan.steps and self.clock.pass_s is None:
+        if self.training.complete and self.clock.pass_s is None:
             self.clock.pass_s = now - self.clock.training_since
             self.clock.train_s += self.clock.pass_s
-            self.trained_rows += self.plan.rows - self.plan.rows_before(self._first_step)
-            self.trained_steps += step - self._first_step
+            self.trained_rows += self.training.plan.rows - self.training.first_rows
+            self.trained_steps += self.training.step - self.training.first_step
         return self._on_cut(reports, now)
 
     def _reports(self) -> list[Status]:
@@ -317,48 +359,58 @@ class Scheduler:
             return self._cut_soon(now)
         files = self._cuts.saved(reports)
         if files is None or self._cuts.current is None:
-            return []
+            return self._cut_in_time(now)
         self._cuts.committing = True
-        return [Commit(*self._cuts.current, files)]
+        checkpoint, pass_, step = self._cuts.current
+        border = self.training.complete
+        return [Commit(checkpoint, pass_, self.training.step if step < 0 else step, border, files)]
+
+    def _cut_in_time(self, now: float) -> Effects:
+        """Inside a pass, a checkpoint every so many seconds."""
+        every_s = self.spec.checkpoint_s
+        border = (
+            self._cuts.current is not None and self._cuts.current[2] == self.training.plan.steps
+        )
+        if not every_s or self.training.complete or not border or now - self.clock.saved < every_s:
+            return []
+        return self._cut_soon(now)
 
     def _cut_soon(self, now: float) -> Effects:
         if self._cuts.committing:
             return []
+        if self.spec.settings.mode != "sync":
+            self._cuts.order_now(self.pass_)
+            return self._tell_all()
         highest = max((status.step for status in self._reports()), default=0)
         in_two_beats = round(2 * self.limits.beat_s / self.clock.step_s) if self.clock.step_s else 0
-        self._cuts.order_soon(self.pass_, highest, in_two_beats, self.plan.steps)
+        self._cuts.order_soon(self.pass_, highest, in_two_beats, self.training.plan.steps)
         return self._tell_all()
 
     def _after_pass(self, now: float) -> Effects:
-        if self.pass_ + 1 < self.spec.passes:
-            self.pass_ += 1
-            self.step = -1
-            self.plan = Plan(self.spec.manifest.train, self.spec.settings, self.pass_)
-            return self._enter(Phase.LOADING, now)
-        if self.test.lanes == 0:
-            return self._stop(0, "done", now)
-        self._evaluation.open(n.number for n in self.roster.alive("worker"))
-        return self._enter(Phase.EVALUATING, now)
+        last = self.pass_ + 1 >= self.spec.passes
+        if self.evaluation.plan.lanes and (last or self.spec.evaluate_each):
+            self.evaluation.open(n.number for n in self.roster.alive("worker"))
+            return self._enter(Phase.EVALUATING, now)
+        return self._stop(0, "done", now) if last else self._next_pass(now)
 
-    def _on_scores(self, node: Node, status: Status, now: float) -> Effects:
-        pairs = zip(status.lanes, zip(*[iter(status.results)] * 2, strict=True), strict=True)
-        for lane, (scores, labels) in pairs:
-            if len(scores) == len(labels) == self.test.batch(lane).rows:
-                self._evaluation.finish(lane, (scores, labels))
+    def _next_pass(self, now: float) -> Effects:
+        self.pass_ += 1
+        self.training.turn(self.pass_)
+        return self._enter(Phase.LOADING, now)
+
+    def _on_scores(self, status: Status) -> Effects:
+        if self.evaluation.complete:
+            return []  # being judged
+        self.evaluation.take(status)
         self._seq += 1
-        self._evaluation.refill(node.number)
-        if not self._evaluation.complete:
-            return []
-        results = self._evaluation.results()
-        scores_all, labels_all = zip(*results, strict=True)
-        return [Evaluated(scores_all, labels_all), *self._stop(0, "done", now)]
+        return [Evaluated(*self.evaluation.results())] if self.evaluation.complete else []
 
     def _deal(self, now: float) -> Effects:
         """The workers have changed: deal the lanes again."""
         workers = [n.number for n in self.roster.alive("worker")]
         self.clock.no_worker = None if workers else self.clock.no_worker or now
-        self._training.deal(workers)
-        self._evaluation.deal(workers)
+        self.training.leases.deal(workers)
+        self.evaluation.leases.deal(workers)
         return self._tell_all()
 
     def _enter(self, phase: Phase, now: float) -> Effects:
@@ -377,7 +429,7 @@ class Scheduler:
             seq=self._seq,
             view=self._view,
             owners=self._owners,
-            addresses=[[n.number, n.address] for n in servers],
+            addresses=[(n.number, n.address) for n in servers],
             restore=self.spec.resume[0] if self.spec.resume else -1,
             pass_=self.pass_,
             phase=self.phase.value,
@@ -387,15 +439,11 @@ class Scheduler:
             exit_status=self.exit_status,
         )
 
-    def _leases(self, node: Node) -> list[list[int]]:
-        if node.role != "worker":
-            return []
-        if self.phase is Phase.TRAINING:
-            first = max(self.step, 0)
-            open_lanes = self._training.held_by(node.number)
-            return [[lane, first] for lane in open_lanes if self.plan.lengths[lane] > first]
-        if self.phase is Phase.EVALUATING:
-            return [[lane, 0] for lane in self._evaluation.held_by(node.number)]
+    def _leases(self, node: Node) -> list[tuple[int, int]]:
+        if node.role == "worker" and self.phase is Phase.TRAINING:
+            return self.training.leases_of(node.number)
+        if node.role == "worker" and self.phase is Phase.EVALUATING:
+            return [(lane, 0) for lane in self.evaluation.leases.held_by(node.number)]
         return []
 
     def _fenced(self) -> Orders:
@@ -427,20 +475,18 @@ class Scheduler:
     def _marks(self) -> tuple[object, ...]:
         """Whatever changes when the job gets on."""
         versions = [(s.view, s.pass_, s.step, s.ready, s.saved) for s in self._reports()]
-        return (self.phase, *versions, self._evaluation.done, self._cuts.committing)
+        return (self.phase, *versions, self.evaluation.done, self._cuts.committing)
 
     def _steal(self) -> Effects:
-        """Give the lanes that a step waits for to the least busy worker, too."""
+        """Give what the job waits for to other workers, too."""
         if self.phase is Phase.EVALUATING:
-            return self._tell_all() if self._evaluation.share() else []
+            return self._tell_all() if self.evaluation.leases.share() else []
         if self.phase is not Phase.TRAINING:
             return []
-        lanes = {lane for s in self._reports() if s.step == self.step for lane in s.missing}
         workers = [n.number for n in self.roster.alive("worker")]
-        if not self._training.steal(sorted(lanes), workers):
-            return []
-        slow = Log(f"lanes {sorted(lanes)} are slow; another worker takes them too")
-        return [slow, *self._tell_all()]
+        lanes = self.training.steal(self._reports(), workers)
+        slow = Log(f"lanes {lanes} are slow; another worker takes them too")
+        return [slow, *self._tell_all()] if lanes else []
 
     def _waits_for(self) -> str:
         """In words: which nodes hold what the job waits for."""
@@ -450,12 +496,12 @@ class Scheduler:
             ]
             return f"{', '.join(slow) or 'servers'} loading"
         if self.phase is Phase.EVALUATING:
-            holders = {h for lane in self._evaluation.open_lanes() for h in lane}
+            leases = self.evaluation.leases
+            holders = {h for lane in leases.unfinished for h in leases.holders(lane)}
             return f"scores from {self._named(holders)}"
-        lanes = sorted({lane for s in self._reports() for lane in s.missing})
+        lanes, holders = self.training.waits_for(self._reports())
         if lanes:
-            holders = {h for lane in lanes for h in self._training.holders(lane)}
-            return f"step {self.step} waits for lanes {lanes} at {self._named(holders)}"
+            return f"step {self.training.step} waits for lanes {lanes} at {self._named(holders)}"
         return "servers writing the checkpoint"
 
     def _named(self, numbers: Iterable[int]) -> str:
@@ -475,33 +521,39 @@ class Scheduler:
         self.phase = Phase.ENDED
         return [Finish(self.exit_status, self.reason)]
 
-    def progress(self, now: float) -> dict[str, float]:
-        """Figures for a progress line: pass, step, rows, loss so far in this pass."""
-        sums = [s.counters for s in self._reports() if s.pass_ == self.pass_]
-        loss = sum(float(c.get("loss_sum", 0.0)) for c in sums)
-        rows = sum(int(c.get("loss_rows", 0)) for c in sums)
-        step = max(self.step, 0)
+    def progress(self, now: float) -> dict[str, Any]:
+        """Figures for a progress line: pass, step, rows, progressive loss and AUC of this pass."""
+        training = self.training
         spent = self.clock.pass_s or now - self.clock.training_since
-        done = self.plan.rows_before(step) - self.plan.rows_before(self._first_step)
+        report = training.figures.report()
         return {
             "pass": self.pass_,
-            "step": step,
-            "steps": self.plan.steps,
-            "rows": self.plan.rows_before(step),
-            "pass_rows": self.plan.rows,
-            "logloss": loss / rows if rows else 0.0,
-            "rows_per_s": done / spent if spent else 0.0,
+            "step": max(training.step, 0),
+            "steps": training.plan.steps,
+            "rows": training.rows,
+            "pass_rows": training.plan.rows,
+            "logloss": report["logloss"],
+            "auc": report["auc"],
+            "scored_rows": report["rows"],
+            "rows_per_s": (training.rows - training.first_rows) / spent if spent else 0.0,
+            "staleness": self._staleness(),
             "keys": self.keys,
             "workers": len(self.roster.alive("worker")),
             "servers": len(self.roster.alive("server")),
         }
 
+    def _staleness(self) -> list[int]:
+        """Pushes by staleness over all servers, without the empty tail; empty in sync mode."""
+        counted = [s.results[1] for s in self._reports() if len(s.results) == 3]
+        total = sum(counted[1:], counted[0].copy()) if counted else None
+        return np.trim_zeros(total, "b").tolist() if total is not None else []
+
     def check(self) -> None:
         """Assert every invariant that the scheduler's state has at all times."""
         if self.phase is Phase.TRAINING:
             workers = {n.number for n in self.roster.alive("worker")}
-            held = {h for lane in range(self._training.lanes) for h in self._training.holders(lane)}
-            assert held <= workers
+            lanes = range(len(self.training.plan.lengths))
+            assert {h for g in lanes for h in self.training.leases.holders(g)} <= workers
             assert self._cuts.current is not None
         assert not self._cuts.committing or self._cuts.current is not None
-        assert self.step <= self.plan.steps
+        assert self.training.step <= self.training.plan.steps

@@ -1,16 +1,17 @@
-"""The server: its partitions, the step in hand, and the pulls that wait for it.
+"""The server: its partitions, and the pulls and pushes of the batches that use them.
 
-One step at a time, in sync mode: pushes of the active lanes are collected, applied together, and
-then the pulls of the next step are answered. The reasons are in ``docs/protocol.md`` section 3.
+What a pull may read and when a push is applied differs by consistency mode: ``sync`` and
+``arrival``. Here is what all modes share: membership, views, passes, cuts, and the checks that a
+message must pass before it may change anything.
 """
 
-from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 
 from ctrps.errors import LocalProtocolError
 from ctrps.models import Model
+from ctrps.ps.arrival import Arrival
 from ctrps.ps.effects import Effects, Load, Peer, Save, Send
 from ctrps.ps.member import Identity, Life, Limits, Member
 from ctrps.ps.messages import (
@@ -20,14 +21,16 @@ from ctrps.ps.messages import (
     Pull,
     Pulled,
     Push,
-    Pushed,
     Refused,
     Status,
     Welcome,
 )
-from ctrps.ps.partition import Contribution, PartitionSet
+from ctrps.ps.partition import PartitionSet, PartitionState
 from ctrps.ps.plan import Manifest, Plan, PlanSettings
-from ctrps.ps.table import RowSet
+from ctrps.ps.sync import Stepwise
+
+SHOWN_LANES = 64
+"""Lanes that a status names of those that are missing."""
 
 
 class Holding(Enum):
@@ -36,14 +39,6 @@ class Holding(Enum):
     NOTHING = "in no view"
     LOADING = "loading"
     SERVING = "serving"
-
-
-@dataclass(slots=True)
-class Waiting:
-    """A pull that came before its step: at most one per worker and lane."""
-
-    peer: Peer
-    pull: Pull
 
 
 class Server(Member):
@@ -56,28 +51,31 @@ class Server(Member):
     model
     settings
         Of the plan.
+    staleness
+        ssp: most batches that a lane may be ahead of the slowest.
     """
 
     def __init__(
-        self, identity: Identity, limits: Limits, now: float, model: Model, settings: PlanSettings
+        self,
+        identity: Identity,
+        limits: Limits,
+        now: float,
+        model: Model,
+        settings: PlanSettings,
+        staleness: int = 8,
     ):
         super().__init__(identity, limits, now)
         self.model = model
         self.settings = settings
+        self.staleness = staleness
         self.holding = Holding.NOTHING
         self.view = -1
         self.owned: tuple[int, ...] = ()
         self.partitions = PartitionSet(model)
-        self.loss_sum = 0.0
-        self.loss_rows = 0
-        self._plan: Plan | None = None
+        self.mode: Stepwise | Arrival | None = None
         self._manifest: Manifest | None = None
-        self._lanes: dict[int, Contribution] = {}
-        self._pushers: dict[int, Peer] = {}
-        self._waiting: dict[tuple[Peer, int], Waiting] = {}
-        self._owns = np.zeros(model.partitions, bool)
         self._saving = -1
-        self._saved: tuple[int, list[list[object]]] = (-1, [])
+        self._saved: tuple[int, list[tuple[int, str, int, str]]] = (-1, [])
         self._missed = -1
 
     def on_start(self, now: float) -> Effects:
@@ -104,15 +102,25 @@ class Server(Member):
         return []
 
     def on_loaded(
-        self, rows: dict[int, list[RowSet]], pass_: int, step: int, now: float
+        self, partitions: dict[int, PartitionState], pass_: int, step: int, now: float
     ) -> Effects:
-        """The partitions of the view have been read; serve them at (pass, step)."""
-        for partition in rows.values():
-            self.partitions.load(partition)
-        return self._serve(pass_, step, now)
+        """The partitions of the view have been read; serve them at (pass, step).
 
-    def on_saved(self, checkpoint: int, files: list[list[object]], now: float) -> Effects:
-        """All partitions of ``checkpoint`` are on disk, as ``[partition, name, bytes, digest]``."""
+        The marks and the progress of another pass than that must have been left out.
+        """
+        for state in partitions.values():
+            self.partitions.load(state.tables)
+        effects = self._serve(pass_, step, now)
+        for number, state in partitions.items():
+            self.partitions.progress.load(number, state.progress)
+        if isinstance(self.mode, Arrival):
+            self.mode.restore({n: s.marks for n, s in partitions.items() if len(s.marks)})
+        return effects + self._tell(now)
+
+    def on_saved(
+        self, checkpoint: int, files: list[tuple[int, str, int, str]], now: float
+    ) -> Effects:
+        """All partitions of ``checkpoint`` are on disk, as ``(partition, name, bytes, digest)``."""
         if checkpoint != self._saving:
             return []  # a newer cut has been ordered meanwhile
         self._saving = -1
@@ -121,15 +129,10 @@ class Server(Member):
 
     def check(self) -> None:
         """Assert every invariant that a server's state has at all times."""
-        if self.holding is not Holding.SERVING:
-            assert not self._lanes and not self._waiting
-            return
-        assert self._plan is not None and self._plan.number == self.partitions.pass_
-        assert 0 <= self.partitions.step <= self._plan.steps
-        active = set(self._plan.active(self.partitions.step))
-        assert set(self._lanes) <= active and (not active or set(self._lanes) != active)
-        assert all(w.pull.batch == self.partitions.step + 1 for w in self._waiting.values())
-        assert self.partitions.rows_seen == self._plan.rows_before(self.partitions.step)
+        assert (self.holding is Holding.SERVING) == (self.mode is not None)
+        if self.mode is not None:
+            assert self.mode.plan.number == self.partitions.pass_
+            self.mode.check()
 
     # -- orders ---------------------------------------------------------------------------------
 
@@ -150,11 +153,8 @@ class Server(Member):
 
     def _adopt(self, orders: Orders, now: float) -> Effects:
         self.view = orders.view
-        self._lanes.clear()
-        self._waiting.clear()
+        self.mode = None
         self.owned = tuple(p for p, node in enumerate(orders.owners) if node == self.node)
-        self._owns[:] = False
-        self._owns[list(self.owned)] = True
         self.partitions = PartitionSet(self.model)
         if orders.restore < 0:
             return self._serve(orders.pass_, 0, now)
@@ -162,23 +162,25 @@ class Server(Member):
         return [Load(orders.restore, self.owned)]
 
     def _serve(self, pass_: int, step: int, now: float) -> Effects:
+        plan = self._plan_of(pass_)
         self.partitions.turn(pass_)
-        self._plan = self._plan_of(pass_)
-        self.partitions.step = step
-        self.partitions.rows_seen = self._plan.rows_before(step)
         self.holding = Holding.SERVING
+        if self.settings.mode == "sync":
+            self.partitions.step = step
+            self.partitions.rows_seen = plan.rows_before(step)
+            self.mode = Stepwise(self.partitions, plan, self.owned)
+        else:
+            bound = self.staleness if self.settings.mode == "ssp" else None
+            self.mode = Arrival(self.partitions, plan, self.owned, bound)
         return self._tell(now)
 
     def _turn(self, pass_: int, now: float) -> Effects:
-        assert self._plan is not None
-        if self.partitions.step < self._plan.steps:
-            raise LocalProtocolError(
-                f"ordered to pass {pass_} at step {self.partitions.step} of {self._plan.steps}"
-            )
+        assert self.mode is not None
+        if not self.mode.complete:
+            at = f"step {self.partitions.step} of {self.mode.plan.steps}"
+            raise LocalProtocolError(f"ordered to pass {pass_} at {at}")
         self.partitions.turn(pass_)
-        self._plan = self._plan_of(pass_)
-        self.loss_sum, self.loss_rows = 0.0, 0
-        self._waiting.clear()
+        self.mode.turn(self._plan_of(pass_))
         return self._tell(now)
 
     def _plan_of(self, pass_: int) -> Plan:
@@ -186,102 +188,56 @@ class Server(Member):
         return Plan(self._manifest.train, self.settings, pass_)
 
     def _cut(self, now: float) -> Effects:
-        """Save if the version is the one ordered; say so if it is past."""
-        if not self.orders or not self.orders.cut or self.holding is not Holding.SERVING:
+        """Save if the version is the one ordered, or any will do; say so if it is past."""
+        if not self.orders or not self.orders.cut or self.mode is None:
             return []
         checkpoint, pass_, step = self.orders.cut
         done = max(self._saving, self._saved[0], self._missed)
+        at_once = step < 0 and pass_ == self.partitions.pass_
         version, wanted = (self.partitions.pass_, self.partitions.step), (pass_, step)
-        if checkpoint <= done or version < wanted:
+        if checkpoint <= done or (version < wanted and not at_once):
             return []
-        if version > wanted:
+        if version > wanted and not at_once:
             self._missed = checkpoint
             return self._tell(now)
         self._saving = checkpoint
-        rows = self.partitions.snapshot()
-        chosen = {p: rows[p] for p in self.owned}
-        return [Save(checkpoint, self.view, self.node, pass_, step, chosen)]
+        marks = self.mode.marks if isinstance(self.mode, Arrival) else None
+        states = self.partitions.snapshot(marks)
+        chosen = {p: states[p] for p in self.owned}
+        return [Save(checkpoint, self.view, self.node, pass_, self.partitions.step, chosen)]
 
     # -- data -----------------------------------------------------------------------------------
 
     def _on_pull(self, peer: Peer, pull: Pull) -> Effects:
         refusal = self._misplaced(pull) or self._wrong_keys(pull, self.model)
-        if refusal:
-            return [Send(peer, refusal)]
+        if refusal or self.mode is None:
+            return [Send(peer, refusal)] if refusal else []
         if pull.purpose == "evaluate":
-            return [Send(peer, Pulled(pull.request, self.partitions.peek(pull.keys)))]
-        version = self.partitions.step
-        if pull.batch == version:
-            return [Send(peer, Pulled(pull.request, self.partitions.pull(pull.keys)))]
-        if pull.batch == version - 1 and self.partitions.can_undo:
-            return [Send(peer, Pulled(pull.request, self.partitions.pull_before(pull.keys)))]
-        if pull.batch < version:
-            lowest = version - 1 if self.partitions.can_undo else version
-            return [Send(peer, Refused(pull.request, "behind", lowest, ""))]
-        return self._keep(peer, pull)
-
-    def _keep(self, peer: Peer, pull: Pull) -> Effects:
-        if pull.batch > self.partitions.step + 1:
-            return [Send(peer, Refused(pull.request, "bad", -1, "a pull two steps ahead"))]
-        held = self._waiting.get((peer, pull.lane))
-        self._waiting[peer, pull.lane] = Waiting(peer, pull)
-        if held and held.pull.request == pull.request:
-            missing = ", ".join(map(str, self._missing()))
-            words = f"step {self.partitions.step} waits for lane {missing}"
-            return [Send(peer, Refused(pull.request, "wait", self.partitions.step, words))]
-        return []
+            return [Send(peer, Pulled(pull.request, 0, -1, self.partitions.peek(pull.keys)))]
+        return self.mode.on_pull(peer, pull)
 
     def _on_push(self, peer: Peer, push: Push, now: float) -> Effects:
         refusal = self._misplaced(push) or self._wrong_push(push)
-        if refusal:
-            return [Send(peer, refusal)]
-        version = self.partitions.step
-        if push.batch < version:
-            return [Send(peer, Pushed(push.request))]
-        assert self._plan is not None
-        if push.batch > version or push.lane not in self._plan.active(version):
-            return [Send(peer, Refused(push.request, "bad", version, "a push ahead of the step"))]
-        part = Contribution(push.rows, push.loss_sum, push.keys, push.gradients, push.counts)
-        held = self._lanes.get(push.lane)
-        if held and not held.same_bits(part):
-            name = f"pass {push.pass_} lane {push.lane} batch {push.batch}"
-            peers = f"{self._pushers[push.lane]!r} and {peer!r}"
-            return self.fail(f"two copies of {name} differ, from {peers}", 1, now)
-        self._lanes[push.lane] = held or part
-        self._pushers[push.lane] = peer
-        return [Send(peer, Pushed(push.request)), *self._advance(now)]
-
-    def _advance(self, now: float) -> Effects:
-        """Apply the step if all of it is here, and answer the pulls that waited for it."""
-        if self._missing():
-            return []
-        for lane, part in sorted(self._lanes.items()):
-            if self._owns[lane % self.model.partitions]:
-                self.loss_sum += part.loss_sum
-                self.loss_rows += part.rows
-        self.partitions.apply(self._lanes)
-        self._lanes.clear()
-        self._pushers.clear()
-        effects = self._cut(now)
-        waiting, self._waiting = self._waiting, {}
-        for held in waiting.values():
-            weights = self.partitions.pull(held.pull.keys)
-            effects.append(Send(held.peer, Pulled(held.pull.request, weights)))
-        assert self._plan is not None
-        if self.partitions.step == self._plan.steps:
-            effects += self._tell(now)
+        if refusal or self.mode is None:
+            return [Send(peer, refusal)] if refusal else []
+        before = self.partitions.step
+        effects = self.mode.on_push(peer, push)
+        if self.partitions.step > before:
+            effects += self._cut(now)
+            if self.mode.complete:
+                effects += self._tell(now)
         return effects
 
-    def _missing(self) -> list[int]:
-        assert self._plan is not None
-        return [g for g in self._plan.active(self.partitions.step) if g not in self._lanes]
-
     def _misplaced(self, message: Pull | Push) -> Refused | None:
-        if self.holding is not Holding.SERVING or message.view != self.view:
+        if self.mode is None or message.view != self.view:
             return Refused(message.request, "view", self.view, "")
-        trains = isinstance(message, Push) or message.purpose == "train"
-        if trains and message.pass_ != self.partitions.pass_:
+        purpose = message.purpose if isinstance(message, Pull) else "train"
+        if purpose == "evaluate":
+            return None
+        if message.pass_ != self.partitions.pass_:
             return Refused(message.request, "pass", self.partitions.pass_, "")
+        if purpose != "train" or not 0 <= message.lane < len(self.mode.plan.lengths):
+            return Refused(message.request, "bad", -1, "no such lane, or no such purpose")
         return None
 
     @staticmethod
@@ -315,9 +271,7 @@ class Server(Member):
     # -- status ---------------------------------------------------------------------------------
 
     def _status(self, now: float) -> Status:
-        serving = self.holding is Holding.SERVING
-        missing = self._missing() if serving else []
-        words = f"lanes {missing} of step {self.partitions.step}" if missing else ""
+        missing = self.mode.missing()[:SHOWN_LANES] if self.mode else []
         return Status(
             node=self.node,
             term=self._term,
@@ -326,7 +280,7 @@ class Server(Member):
             view=self.view,
             pass_=self.partitions.pass_,
             step=self.partitions.step,
-            ready=serving,
+            ready=self.mode is not None,
             missing=missing,
             saved=self._saved[0],
             missed=self._missed,
@@ -334,12 +288,18 @@ class Server(Member):
             counters={
                 "keys": self.partitions.tables[0].used,
                 "size_bytes": self.partitions.size_bytes,
-                "loss_sum": self.loss_sum,
-                "loss_rows": self.loss_rows,
+                "rows": self.partitions.rows_seen,
+                "loss_sum": self.partitions.progress.total().loss_sum,
             },
             fault=self._fault[0],
             fault_status=self._fault[1],
-            waits_for=words,
+            waits_for=f"lanes {missing} of step {self.partitions.step}" if missing else "",
             lanes=[],
-            results=(),
+            results=self._figures(),
         )
+
+    def _figures(self) -> Arrays:
+        histogram = self.partitions.progress.total().histogram
+        if isinstance(self.mode, Arrival):
+            return histogram, self.mode.staleness, self.mode.lowest
+        return histogram, np.zeros(0, np.int64)

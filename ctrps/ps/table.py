@@ -93,6 +93,18 @@ class Table:
         self.spec.step(self._rows, where, gradient, counts, step_rows)
         return before
 
+    def step_stale(
+        self,
+        keys: np.ndarray,
+        gradient: np.ndarray,
+        counts: np.ndarray,
+        step_rows: int,
+        staleness: int,
+    ) -> None:
+        """As ``step``, for a gradient of weights that others have changed meanwhile."""
+        where = self.insert(keys)
+        self.spec.step(self._rows, where, gradient, counts, step_rows, staleness)
+
     def insert(self, keys: np.ndarray) -> np.ndarray:
         """Row numbers int64[k] of ``keys``, new rows made at their initial values."""
         self._reserve(len(keys))

@@ -34,12 +34,15 @@ class View:
 
     Attributes
     ----------
+    owners : tuple of int
+        Node number of the owner of each partition.
     servers : tuple of int
         All servers, ascending: every one of them is asked in every batch.
     """
 
     def __init__(self, number: int, owners: Sequence[int], addresses: dict[int, str]):
         self.number = number
+        self.owners = tuple(owners)
         self.addresses = addresses
         self.servers = tuple(sorted(addresses))
         self._runs: dict[int, list[tuple[int, int]]] = {node: [] for node in self.servers}

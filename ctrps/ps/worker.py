@@ -26,6 +26,7 @@ from ctrps.ps.messages import (
     Welcome,
 )
 from ctrps.ps.plan import EvaluationPlan, Manifest, Plan, PlanSettings
+from ctrps.ps.progress import NO_SCORES, Scores
 from ctrps.ps.view import View
 
 EVALUATION = -1
@@ -51,16 +52,27 @@ class Task:
     batch: Minibatch | None = None
     weights: Arrays = ()
     open: set[int] = field(default_factory=set)
+    clocks: dict[int, int] = field(default_factory=dict)
+    mark: int = 1 << 60
+
+    @property
+    def in_flight(self) -> bool:
+        """Its weights are asked for and its gradient is not acknowledged everywhere."""
+        return self.stage in (Stage.ASKING, Stage.COMPUTING, Stage.SENDING)
 
 
 @dataclass(slots=True)
 class Lane:
-    """One lane held, with its tasks by batch number: at most one sent, asked and read ahead."""
+    """One lane held, with its tasks by batch number, and the next batch to take up."""
 
     number: int
     length: int
     tasks: dict[int, Task] = field(default_factory=dict)
     next: int = 0
+
+    @property
+    def finished(self) -> bool:
+        return self.next >= self.length and not self.tasks
 
     def front(self) -> Task | None:
         """The lowest batch whose gradient is not computed yet."""
@@ -92,14 +104,24 @@ class Worker(Member):
     model
     settings
         Of the plan.
+    window
+        Most batches between their pull and their last acknowledgement: in async of this worker,
+        in ssp of each lane. In sync mode the steps themselves are the bound.
     """
 
     def __init__(
-        self, identity: Identity, limits: Limits, now: float, model: Model, settings: PlanSettings
+        self,
+        identity: Identity,
+        limits: Limits,
+        now: float,
+        model: Model,
+        settings: PlanSettings,
+        window: int = 2,
     ):
         super().__init__(identity, limits, now)
         self.model = model
         self.settings = settings
+        self.window = window
         self.view: View | None = None
         self.lanes: dict[int, Lane] = {}
         self.rows_pushed = 0
@@ -148,9 +170,9 @@ class Worker(Member):
         found = self._take(token)
         if not found:
             return []
-        lane, task = found
+        task = found[1]
         task.batch, task.stage = batch, Stage.PREPARED
-        return self._move(lane, now)
+        return self._move(now)
 
     def on_computed(self, token: int, result: Gradient | np.ndarray, now: float) -> Effects:
         """The gradient, or the scores float32[rows], of ``Compute(token)``."""
@@ -172,6 +194,9 @@ class Worker(Member):
             assert number in task.open and request.message.request == number
             assert task.stage in (Stage.ASKING, Stage.SENDING)
         for lane in self.lanes.values():
+            if self.settings.mode != "sync" and not self._evaluates:
+                assert self._under_way(lane) <= self.window
+                continue
             stages = [task.stage for task in lane.tasks.values()]
             # Two compute when another worker has pushed the first of them meanwhile.
             assert stages.count(Stage.COMPUTING) <= 2 and stages.count(Stage.ASKING) <= 2
@@ -199,7 +224,7 @@ class Worker(Member):
         for lane, batch in leased.items():
             if lane not in self.lanes:
                 effects += self._hold(lane, batch)
-        return effects
+        return effects + self._move(now)
 
     def _adopt(self, orders: Orders) -> Effects:
         if orders.view < 0:
@@ -265,18 +290,28 @@ class Worker(Member):
         assert self._plan is not None
         return Prepare(token, self._plan.number, self._plan.batch(lane.number, number))
 
-    def _move(self, lane: Lane, now: float) -> Effects:
-        """Ask for what is prepared: the front, and the next one while the front computes."""
-        front = lane.front()
-        if front is None:
-            return []
+    def _move(self, now: float) -> Effects:
+        """Ask for what is prepared and may be asked."""
         effects: Effects = []
-        if front.stage is Stage.PREPARED:
-            effects += self._ask(lane, front, now)
-        ahead = lane.tasks.get(front.number + 1)
-        if front.stage is Stage.COMPUTING and ahead and ahead.stage is Stage.PREPARED:
-            effects += self._ask(lane, ahead, now)
+        for lane in list(self.lanes.values()):
+            for task in list(lane.tasks.values()):
+                if task.stage is Stage.PREPARED and self._may_ask(lane, task):
+                    effects += self._ask(lane, task, now)
         return effects
+
+    def _may_ask(self, lane: Lane, task: Task) -> bool:
+        """sync: the front, and the next one while the front computes. Else: within the window."""
+        if self.settings.mode != "sync" and not self._evaluates:
+            return self._under_way(lane) < self.window
+        front = lane.front()
+        if front is None or front is task:
+            return True
+        return front.stage is Stage.COMPUTING and task.number == front.number + 1
+
+    def _under_way(self, lane: Lane) -> int:
+        """Batches in flight: of the worker, or in ssp of the lane, as others may wait for it."""
+        lanes = [lane] if self.settings.mode == "ssp" else self.lanes.values()
+        return sum(task.in_flight for held in lanes for task in held.tasks.values())
 
     def _ask(self, lane: Lane, task: Task, now: float) -> Effects:
         assert self.view is not None and task.batch is not None
@@ -302,28 +337,41 @@ class Worker(Member):
         task = lane.tasks[request.task]
         if isinstance(message, Refused):
             return self._on_refused(request, lane, message, now)
+        if isinstance(message, Pulled) != isinstance(request.message, Pull):
+            return self.fail(f"server {request.server} answered another question", 4, now)
         task.open.discard(message.request)
         del self._requests[message.request]
         if isinstance(message, Pulled):
             return self._on_pulled(request, lane, task, message, now)
-        if not task.open:
-            del lane.tasks[task.number]
-            if lane.next == lane.length and not lane.tasks:
-                return self._tell(now)
-        return []
+        return self._on_sent(lane, task, now) if not task.open else []
+
+    def _on_sent(self, lane: Lane, task: Task, now: float) -> Effects:
+        """All servers have the batch."""
+        del lane.tasks[task.number]
+        effects = self._move(now)
+        return effects + (self._tell(now) if lane.finished else [])
 
     def _on_pulled(
         self, request: Request, lane: Lane, task: Task, message: Pulled, now: float
     ) -> Effects:
         assert self.view is not None and task.batch is not None
         sets = self.model.key_sets(task.batch)
-        for out, key_set, part in zip(task.weights, sets, message.weights, strict=False):
+        if len(message.weights) != len(sets):
+            return self.fail(f"server {request.server} answered with wrong arrays", 4, now)
+        for out, key_set, part in zip(task.weights, sets, message.weights, strict=True):
             size = self.view.size(key_set.starts, request.server)
             if part.dtype != np.float32 or part.shape != (size, out.shape[1]):
                 return self.fail(f"server {request.server} answered with wrong arrays", 4, now)
             self.view.put(out, key_set.starts, request.server, part)
-        self._settle(lane, task.number, request.server)
-        return self._compute(lane, task, now) if not task.open else []
+        task.clocks[request.server] = message.clock
+        task.mark = min(task.mark, message.mark)
+        if self.settings.mode == "sync":
+            self._settle(lane, task.number, request.server)
+        if task.open:
+            return []
+        if self.settings.mode != "sync" and not self._evaluates and task.mark >= task.number:
+            return self._restart(lane, task.mark + 1, now)
+        return self._compute(lane, task, now)
 
     def _settle(self, lane: Lane, number: int, server: int) -> None:
         """An answer for batch ``number`` proves that the server has all pushes before it."""
@@ -340,7 +388,7 @@ class Worker(Member):
         purpose = "evaluate" if self._evaluates else "train"
         token = self._token(lane, task.number)
         compute = Compute(token, task.batch, task.weights, purpose)
-        return [compute, *self._move(lane, now)]
+        return [compute, *self._move(now)]
 
     def _push(self, lane: Lane, task: Task, result: Gradient, now: float) -> Effects:
         assert self.view is not None and task.batch is not None
@@ -351,6 +399,8 @@ class Worker(Member):
         task.stage, task.weights = Stage.SENDING, ()
         self.rows_pushed += task.batch.rows
         sets = self.model.key_sets(task.batch)
+        scores = Scores(result.margins, task.batch.labels)
+        counter = self.view.owners[lane.number % len(self.view.owners)]
         effects: Effects = []
         for node in self.view.servers:
             push = Push(
@@ -360,6 +410,7 @@ class Worker(Member):
                 lane.number,
                 task.number,
                 task.batch.rows,
+                task.clocks[node],
                 result.loss_sum,
                 tuple(self.view.take(s.keys, s.starts, node) for s in sets),
                 tuple(
@@ -367,14 +418,20 @@ class Worker(Member):
                     for g, s in zip(result.tables, sets, strict=True)
                 ),
                 tuple(self.view.take(s.counts, s.starts, node) for s in sets),
+                scores if node == counter else NO_SCORES,
             )
             effects.append(self._request(lane, task, node, push, now))
-        return effects + self._read_ahead(lane) + self._move(lane, now)
+        return effects + self._read_ahead(lane) + self._move(now)
 
     def _on_refused(self, request: Request, lane: Lane, message: Refused, now: float) -> Effects:
         match message.why:
             case "behind":
-                return self._restart(lane, message.value)
+                return self._restart(lane, message.value, now)
+            case "gap" if message.value not in lane.tasks:
+                return self._restart(lane, message.value, now)
+            case "gap":
+                # The batch before is still on its way; this one goes again after it.
+                request.due = min(request.due, now + self.limits.retry_s / 4)
             case "wait":
                 request.heard = message.detail
             case "bad":
@@ -382,10 +439,11 @@ class Worker(Member):
                 return self.fail(f"{what}: {message.detail}", 1, now)
         return []
 
-    def _restart(self, lane: Lane, number: int) -> Effects:
+    def _restart(self, lane: Lane, number: int, now: float) -> Effects:
         """Begin a lane again at a batch that all servers can answer."""
         self._forget(lane.number)
-        return self._hold(lane.number, number)
+        effects = self._hold(lane.number, number) + self._move(now)
+        return effects + (self._tell(now) if self.lanes[lane.number].finished else [])
 
     # -- requests and tokens --------------------------------------------------------------------
 
@@ -420,7 +478,10 @@ class Worker(Member):
     # -- status ---------------------------------------------------------------------------------
 
     def _status(self, now: float) -> Status:
-        shown = sorted(self._results)[:4]
+        if self._evaluates:
+            shown = sorted(self._results)[:4]
+        else:
+            shown = sorted(g for g, lane in self.lanes.items() if lane.finished)
         return Status(
             node=self.node,
             term=self._term,
@@ -439,7 +500,7 @@ class Worker(Member):
             fault_status=self._fault[1],
             waits_for=self._waits_for(now),
             lanes=shown,
-            results=tuple(array for lane in shown for array in self._results[lane]),
+            results=tuple(a for lane in shown if self._evaluates for a in self._results[lane]),
         )
 
     def _waits_for(self, now: float) -> str:

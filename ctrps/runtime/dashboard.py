@@ -73,14 +73,16 @@ def words(figures: dict[str, Any]) -> str:
     Examples
     --------
     >>> words({"pass": 0, "step": 5, "steps": 10, "rows": 5120, "pass_rows": 10240,
-    ...        "logloss": 0.51, "rows_per_s": 250000.0})
-    'pass 1  50 %  step 5/10  5,120 rows  250,000 rows/s  logloss 0.5100'
+    ...        "logloss": 0.51, "auc": 0.7, "rows_per_s": 250000.0})
+    'pass 1  50 %  step 5/10  5,120 rows  250,000 rows/s  logloss 0.5100  auc 0.7000'
     """
+    scores = "".join(
+        f"  {name} {figures[name]:.4f}" for name in ("logloss", "auc") if figures[name] is not None
+    )
     share = 100 * figures["rows"] / max(figures["pass_rows"], 1)
     return (
         f"pass {figures['pass'] + 1}  {share:.0f} %  step {figures['step']}/{figures['steps']}  "
-        f"{figures['rows']:,} rows  {figures['rows_per_s']:,.0f} rows/s  "
-        f"logloss {figures['logloss']:.4f}"
+        f"{figures['rows']:,} rows  {figures['rows_per_s']:,.0f} rows/s{scores}"
     )
 
 

@@ -1,5 +1,6 @@
 """The data of a run: files named by the job -> shards -> the data manifest, and its minibatches."""
 
+import glob
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -54,20 +55,25 @@ def open_inputs(job: JobConfig, progress: Progress | None = None) -> Inputs:
     return Inputs(manifest, schema, time.monotonic() - began)
 
 
+def _extracted(job: JobConfig, part: str) -> Path:
+    """Where ``ctrps extract`` puts the rows of this job: the default of ``data.train`` and test.
+
+    Values are compared with it, not their origins: a resolved job file states its defaults too.
+    """
+    return Path(glob.escape(str(job.output.dir)), "data", f"{part}-*.shard")
+
+
 def _wants_test(job: JobConfig) -> bool:
-    """Test rows are optional: with the default place of ``data.test`` only if some are there."""
-    stated = job.origins["data.test"] != "default"
-    return bool(job.data.test) and (stated or any(_glob(p) for p in job.data.test))
-
-
-def _glob(pattern: Path) -> list[Path]:
-    return list(pattern.parent.glob(pattern.name)) if pattern.parent.is_dir() else []
+    """Test rows are optional: in the default place of ``data.test`` none need be there."""
+    test, default = job.data.test, _extracted(job, "test")
+    return bool(test) and (test != (default,) or bool(glob.glob(str(default))))
 
 
 def _shards(
     patterns: Sequence[Path], job: JobConfig, cache: Path, progress: Progress | None
 ) -> list[Shard]:
-    if job.origins["data.train"] == "default" and not any(_glob(p) for p in patterns):
+    default = _extracted(job, "train")
+    if not patterns or (patterns == (default,) and not glob.glob(str(default))):
         raise DataError(
             "no shards are there",
             where=str(patterns[0]) if patterns else "data.train",
@@ -108,7 +114,12 @@ def plan_settings(job: JobConfig) -> PlanSettings:
     """The part of the job that fixes the lanes."""
     train = job.train
     return PlanSettings(
-        train.batch_rows, train.lanes, train.chunk_batches, train.shuffle, train.seed
+        train.batch_rows,
+        train.lanes,
+        train.chunk_batches,
+        train.shuffle,
+        train.seed,
+        train.consistency,
     )
 
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ctrps import checkpoint
 from ctrps.config import RESERVED_VARIABLES, JobConfig
 from ctrps.errors import ClusterError, RunFailed, Stopped
 from ctrps.runtime.inputs import open_inputs
+from ctrps.runtime.roles import JOINED
 from ctrps.runtime.rundir import RunFolder, write_json
 from ctrps.runtime.warm import warm
 
@@ -39,6 +41,10 @@ class Child:
     def ended(self) -> int | None:
         """Its exit status; negative for a signal; None while it runs."""
         return self.process.poll()
+
+    def joined(self) -> bool:
+        """Whether it has been in the job, by its log."""
+        return any(JOINED in line for line in tail(self.log, 100))
 
 
 class LocalCluster:
@@ -143,9 +149,13 @@ class LocalCluster:
             if child.seen or child is scheduler or status is None:
                 continue
             child.seen = True
-            if died(status):
+            unready = not self._interrupts and not child.joined()
+            if died(status) or unready:
                 self.first_failure = self.first_failure or child
                 self.tell(f"{child} {how(status)}")
+            if unready:
+                # Of this end the scheduler cannot know: it would wait for the node to come.
+                self._kill_at = self._kill_at or time.monotonic()
         workers = [c for c in self.children if c.role == "worker"]
         servers = [c for c in self.children if c.role == "server"]
         lost = all(w.seen for w in workers) or any(s.seen for s in servers)
@@ -164,7 +174,9 @@ class LocalCluster:
                 if not line.endswith(b"\n"):
                     break
                 self._read_to += len(line)
-                self.say(json.loads(line))
+                figures = json.loads(line)
+                if figures["phase"] == "train":
+                    self.say(figures)
 
     def _failure(self, scheduler: Child) -> RunFailed:
         """The first process that failed, its last words, and what to do."""
@@ -177,11 +189,12 @@ class LocalCluster:
             cause, words = reason, []
         elif reason:
             words.append(f"  scheduler: {reason}")
-        return RunFailed(
-            "\n".join([cause, *words]),
-            exit_status=status if status is not None and status > 0 else 4,
-            hint=f"see {culprit.log}; run the same command again to go on from the last checkpoint",
-        )
+        hint = f"see {culprit.log}"
+        if died(culprit.ended()) and checkpoint.exists(self.run_dir / "model"):
+            hint += "; run the same command again to go on from the last checkpoint"
+        statuses = [s for s in (status, culprit.ended()) if s is not None and s > 0]
+        exit_status = statuses[0] if statuses else ClusterError.exit_status
+        return RunFailed("\n".join([cause, *words]), exit_status=exit_status, hint=hint)
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._interrupts += 1

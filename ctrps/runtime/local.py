@@ -16,13 +16,11 @@ from typing import Any
 import numpy as np
 
 from ctrps import checkpoint, models
-from ctrps.checkpoint import Checkpoint
 from ctrps.config import JobConfig
 from ctrps.errors import DataError, Stopped
 from ctrps.kernels import losses, metrics
 from ctrps.ps.partition import Contribution, PartitionSet, contribute
 from ctrps.ps.plan import EvaluationPlan, Plan
-from ctrps.ps.table import RowSet
 from ctrps.runtime import saving
 from ctrps.runtime.inputs import BatchReader, Inputs, open_inputs, plan_settings
 from ctrps.runtime.rundir import RunFolder, plan_digest
@@ -58,7 +56,6 @@ class LocalTraining:
         self.rows = 0
         self.steps = 0
         self._checkpoint = 0
-        self._loss_sum = 0.0
         self._said = 0.0
         self._readers = threading.local()
 
@@ -97,17 +94,20 @@ class LocalTraining:
             return 0, 0
         self._checkpoint, pass_, step = self.manifest.position(self.job.train.passes)
         self._checkpoint += 1
-        opened = Checkpoint(self.folder.model)
-        for partition in range(opened.partitions):
-            self.partitions.load([RowSet(*rows) for rows in opened.read(partition)])
+        numbers = range(self.model.partitions)
+        self.partitions.turn(pass_)
+        for number, state in saving.read_partitions(self.folder.model, numbers, pass_).items():
+            self.partitions.load(state.tables)
+            self.partitions.progress.load(number, state.progress)
         return pass_, step
 
     def _pass(
         self, number: int, step: int, threads: ThreadPoolExecutor, asked: threading.Event
     ) -> None:
         self.plan = Plan(self.inputs.manifest.train, self.settings, number)
-        self.partitions.turn(number)
-        self.partitions.step, self._loss_sum = step, 0.0
+        if number != self.partitions.pass_:
+            self.partitions.turn(number)
+        self.partitions.step = step
         self.partitions.rows_seen = self.plan.rows_before(step)
         if step == self.plan.steps:
             return
@@ -133,7 +133,6 @@ class LocalTraining:
         else:
             parts = list(threads.map(lambda lane: self._lane(lane, step), lanes))
         self.partitions.apply(dict(zip(lanes, parts, strict=True)))
-        self._loss_sum += sum(part.loss_sum for part in parts)
         self.steps += 1
 
     def _lane(self, lane: int, step: int) -> Contribution:
@@ -160,7 +159,7 @@ class LocalTraining:
         if now - self._said < 1.0 and self.partitions.step < self.plan.steps:
             return
         self._said = now
-        rows = self.partitions.rows_seen
+        rows, report = self.partitions.rows_seen, self.partitions.progress.total().report()
         line = {
             "phase": "train",
             "pass": self.plan.number,
@@ -168,7 +167,9 @@ class LocalTraining:
             "steps": self.plan.steps,
             "rows": rows,
             "pass_rows": self.plan.rows,
-            "logloss": self._loss_sum / max(rows - before, 1),
+            "logloss": report["logloss"],
+            "auc": report["auc"],
+            "scored_rows": report["rows"],
             "rows_per_s": (rows - before) / spent_s if spent_s else 0.0,
             "keys": self.partitions.keys_held,
         }
@@ -212,6 +213,14 @@ def test_report(margins: list[np.ndarray], labels: list[np.ndarray]) -> dict[str
     probabilities = np.empty(len(joined), np.float64)
     losses.sigmoid_rows(joined, probabilities)
     return metrics.report(probabilities, np.concatenate(labels))
+
+
+def badness(report: dict[str, object], metric: str) -> float | None:
+    """The figure of a report that early stopping makes small; None where it has no value."""
+    value = report[metric]
+    if not isinstance(value, float):
+        return None
+    return value if metric == "logloss" else -value
 
 
 @contextmanager

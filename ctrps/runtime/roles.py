@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ctrps import models
-from ctrps.checkpoint import PartitionFile, read_manifest
+from ctrps.checkpoint import PartitionFile, keep_best, read_manifest, restore_best
 from ctrps.config import JobConfig, parse_address
 from ctrps.errors import ClusterError
 from ctrps.models import Gradient
@@ -23,24 +23,28 @@ from ctrps.ps.effects import (
     Effects,
     Evaluated,
     Finish,
+    Keep,
     Load,
     Prepare,
     Save,
 )
 from ctrps.ps.member import FENCED, Identity, Limits
+from ctrps.ps.partition import PartitionState
 from ctrps.ps.scheduler import JobSpec, Phase, Scheduler
 from ctrps.ps.server import Server
-from ctrps.ps.table import RowSet
 from ctrps.ps.worker import EVALUATION, Worker
 from ctrps.runtime import saving
 from ctrps.runtime.inputs import BatchReader, Inputs, open_inputs, plan_settings
-from ctrps.runtime.local import test_report
+from ctrps.runtime.local import badness, test_report
 from ctrps.runtime.node import Node
 from ctrps.runtime.rundir import RunFolder, config_digest, plan_digest, write_json
 from ctrps.runtime.transport import Transport
 from ctrps.runtime.warm import warm
 
 Log = Callable[[str], None]
+
+JOINED = "joined as"
+"""What a node's log says once it is in the job; ``launch`` looks for it."""
 
 
 def limits(job: JobConfig) -> Limits:
@@ -61,6 +65,13 @@ def _identity(job: JobConfig, role: str, boot: str, address: str, rank: int) -> 
     kernels = warm(job)
     protocol = messages.PROTOCOL
     return Identity(role, job.name, config_digest(job), kernels, boot, address, protocol, rank)
+
+
+def _placed(finish: Finish, node: int, scheduler: str) -> Finish:
+    """The end of a process, with the scheduler's address if it never got into the job."""
+    if node >= 0 or not finish.exit_status:
+        return finish
+    return Finish(finish.exit_status, f"{finish.reason} (scheduler at {scheduler})")
 
 
 def _boot(role: str) -> str:
@@ -92,11 +103,13 @@ class WorkerProcess:
         identity = _identity(self.job, "worker", boot, "", self.rank)
         now = time.monotonic()
         settings = plan_settings(self.job)
-        self.machine = Worker(identity, limits(self.job), now, self.model, settings)
+        window = self.job.train.window
+        self.machine = Worker(identity, limits(self.job), now, self.model, settings, window)
         self.node = Node(self.machine, transport, self._perform, self.machine.fail, self.log)
         try:
             transport.connect(SCHEDULER, self.scheduler)
-            return self.node.run(self.machine.on_start(now), self.machine.on_signal)
+            finish = self.node.run(self.machine.on_start(now), self.machine.on_signal)
+            return _placed(finish, self.machine.node, self.scheduler)
         finally:
             transport.close()
 
@@ -108,7 +121,7 @@ class WorkerProcess:
                     BatchReader(effect.manifest.train, plan_settings(self.job), bits),
                     BatchReader(effect.manifest.test, None, bits),
                 )
-                self.log(f"joined as worker {effect.rank}, node {effect.node}")
+                self.log(f"{JOINED} worker {effect.rank}, node {effect.node}")
             case Prepare():
                 self.node.work(
                     self._reading,
@@ -152,12 +165,14 @@ class ServerProcess:
         identity = _identity(self.job, "server", boot, transport.address, self.rank)
         now = time.monotonic()
         settings = plan_settings(self.job)
-        self.machine = Server(identity, limits(self.job), now, self.model, settings)
+        staleness = self.job.train.staleness
+        self.machine = Server(identity, limits(self.job), now, self.model, settings, staleness)
         self.node = Node(self.machine, transport, self._perform, self.machine.fail, self.log)
         try:
             transport.connect(SCHEDULER, self.scheduler)
             with ThreadPoolExecutor(1) as self._disk:
-                return self.node.run(self.machine.on_start(now), self.machine.on_signal)
+                finish = self.node.run(self.machine.on_start(now), self.machine.on_signal)
+            return _placed(finish, self.machine.node, self.scheduler)
         finally:
             transport.close()
 
@@ -165,7 +180,7 @@ class ServerProcess:
         match effect:
             case Begin():
                 self.log(
-                    f"joined as server {effect.rank}, node {effect.node}, "
+                    f"{JOINED} server {effect.rank}, node {effect.node}, "
                     f"at {self.machine.identity.address}"
                 )
             case Load():
@@ -177,7 +192,7 @@ class ServerProcess:
                     lambda files, now: self.machine.on_saved(effect.checkpoint, files, now),
                 )
 
-    def _load(self, effect: Load) -> tuple[dict[int, list[RowSet]], int, int]:
+    def _load(self, effect: Load) -> tuple[dict[int, PartitionState], int, int]:
         manifest = read_manifest(self.folder)
         number, pass_, step = manifest.position(self.job.train.passes)
         if number != effect.checkpoint:
@@ -186,17 +201,16 @@ class ServerProcess:
                 where=str(self.folder),
                 hint="all nodes must see the same output.dir",
             )
-        return saving.read_partitions(self.folder, effect.partitions), pass_, step
+        return saving.read_partitions(self.folder, effect.partitions, pass_), pass_, step
 
-    def _loaded(self, found: tuple[dict[int, list[RowSet]], int, int], now: float) -> Effects:
-        rows, pass_, step = found
-        return self.machine.on_loaded(rows, pass_, step, now)
+    def _loaded(self, found: tuple[dict[int, PartitionState], int, int], now: float) -> Effects:
+        states, pass_, step = found
+        return self.machine.on_loaded(states, pass_, step, now)
 
-    def _save(self, effect: Save) -> list[list[object]]:
-        files = saving.write_partitions(
-            self.folder, self.model, effect.rows, effect.checkpoint, effect.view, effect.node
+    def _save(self, effect: Save) -> list[PartitionFile]:
+        return saving.write_partitions(
+            self.folder, self.model, effect.partitions, effect.checkpoint, effect.view, effect.node
         )
-        return [list(file) for file in files]
 
 
 class SchedulerProcess:
@@ -231,6 +245,8 @@ class SchedulerProcess:
             with ThreadPoolExecutor(1) as self._disk:
                 finish = node.run([], self._on_signal)
             if finish.exit_status == 0:
+                if self.machine.stopped_early:
+                    self.manifest = restore_best(self.folder.model)
                 self.folder.write_summary(self.summary())
             return finish
         finally:
@@ -249,6 +265,9 @@ class SchedulerProcess:
             settings=plan_settings(self.job),
             manifest=inputs.manifest,
             resume=self.manifest.position(passes) if self.manifest else None,
+            checkpoint_s=self.job.train.checkpoint_s,
+            evaluate_each=self.job.train.evaluate == "pass" or self.job.train.patience > 0,
+            patience=self.job.train.patience,
         )
 
     def on_message(self, peer: object, message: messages.Message, now: float) -> Effects:
@@ -276,7 +295,21 @@ class SchedulerProcess:
                     lambda _, now: self.machine.on_committed(effect.checkpoint, now),
                 )
             case Evaluated():
-                self.test = test_report(list(effect.scores), list(effect.labels))
+                self._judge(effect)
+            case Keep():
+                keep_best(self.folder.model)
+
+    def _judge(self, effect: Evaluated) -> None:
+        """Work out the figures of the test rows; a slow sort must not stop the heartbeat."""
+        pass_ = self.machine.pass_
+
+        def judged(report: dict[str, object], now: float) -> Effects:
+            self.test = report
+            self.folder.add_metrics({"phase": "evaluate", "pass": pass_, "test": report})
+            return self.machine.on_scored(badness(report, self.job.train.early_metric), now)
+
+        work = lambda: test_report(list(effect.scores), list(effect.labels))  # noqa: E731
+        self.node.work(self._disk, work, judged)
 
     def _commit(self, effect: Commit) -> None:
         self.manifest = saving.commit(
@@ -286,7 +319,7 @@ class SchedulerProcess:
             plan_digest(self.job, self.inputs),
             [PartitionFile(*file) for file in effect.files],
             (effect.checkpoint, effect.pass_, effect.step),
-            border=effect.step == self.machine.plan.steps,
+            border=effect.border,
         )
 
     def summary(self) -> dict[str, Any]:
@@ -296,7 +329,7 @@ class SchedulerProcess:
         train_s = machine.clock.train_s
         return {
             "rows": machine.trained_rows,
-            "passes": self.job.train.passes,
+            "passes": machine.pass_ + 1,
             "steps": machine.trained_steps,
             "wall_s": time.monotonic() - self.began,
             "train_s": train_s,

@@ -1,5 +1,6 @@
 """Rows of partitions to files, and files to a committed model: what train and cluster share."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +8,8 @@ from ctrps import checkpoint
 from ctrps.checkpoint import Checkpoint, Manifest, PartitionFile
 from ctrps.data.shards import Schema
 from ctrps.models import Model
+from ctrps.ps.partition import NO_MARKS, PartitionState
+from ctrps.ps.progress import NO_PROGRESS
 from ctrps.ps.table import RowSet
 from ctrps.runtime.rundir import RunFolder
 
@@ -14,12 +17,12 @@ from ctrps.runtime.rundir import RunFolder
 def write_partitions(
     folder: Path,
     model: Model,
-    rows: dict[int, list[RowSet]],
+    states: dict[int, PartitionState],
     number: int,
     view: int,
     node: int,
 ) -> list[PartitionFile]:
-    """Write the partitions that a process owns; ``rows`` has one ``RowSet`` per table."""
+    """Write the partitions that a process owns, of checkpoint ``number``."""
     names = [table.name for table in model.tables]
     return [
         checkpoint.write_partition(
@@ -28,16 +31,28 @@ def write_partitions(
             number,
             view,
             node,
-            [(name, *saved) for name, saved in zip(names, sets, strict=True)],
+            [(name, *saved) for name, saved in zip(names, state.tables, strict=True)],
+            [state.marks, *state.progress],
         )
-        for partition, sets in sorted(rows.items())
+        for partition, state in sorted(states.items())
     ]
 
 
-def read_partitions(folder: Path, partitions: tuple[int, ...]) -> dict[int, list[RowSet]]:
-    """Read partitions of the committed model, every checksum verified."""
+def read_partitions(
+    folder: Path, partitions: Iterable[int], pass_: int
+) -> dict[int, PartitionState]:
+    """Read partitions of the committed model, every checksum verified, to go on in ``pass_``.
+
+    Marks and progress belong to a pass: those of another one are left out.
+    """
     opened = Checkpoint(folder)
-    return {p: [RowSet(*rows) for rows in opened.read(p)] for p in partitions}
+    same_pass = opened.manifest.pass_ == pass_
+    states = {}
+    for number in partitions:
+        marks, *progress = opened.notes(number) if same_pass else (NO_MARKS, *NO_PROGRESS)
+        tables = [RowSet(*rows) for rows in opened.read(number)]
+        states[number] = PartitionState(tables, marks, progress)
+    return states
 
 
 def commit(
@@ -50,9 +65,11 @@ def commit(
     border: bool,
 ) -> Manifest:
     """Make the model of ``files`` the run's model; ``position`` is checkpoint, pass and step."""
+    exact = border or folder.job.train.consistency == "sync"
     manifest = replace(
         folder.manifest(schema, plan, *position, border),
         tables=[[table.name, table.dim, table.width] for table in model.tables],
         files=tuple(files),
+        cut="exact" if exact else "fuzzy",
     )
-    return checkpoint.commit(folder.model, manifest)
+    return checkpoint.commit(folder.model, manifest, folder.job.train.keep_checkpoints)

@@ -68,11 +68,13 @@ class Transport:
         return made
 
     def _listen(self, host: str, port: int, key: str) -> "zmq.Socket[bytes]":
+        # Resolved before there is a socket: one that nobody closes would block the context's end.
+        endpoint = f"tcp://{_literal(host)}:{port or '*'}"
         router = self._socket(zmq.ROUTER)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         try:
-            router.bind(f"tcp://{_literal(host)}:{port or '*'}")
+            router.bind(endpoint)
         except zmq.ZMQError as error:
             router.close()
             raise ClusterError(
@@ -80,8 +82,8 @@ class Transport:
                 where=f"{host}:{port}",
                 hint=f"set {key} to another address, or to port 0 for a free one",
             ) from None
-        endpoint: str = router.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.address = f"{host}:{endpoint.rpartition(':')[2]}"
+        bound: str = router.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.address = f"{host}:{bound.rpartition(':')[2]}"
         self._poller.register(router, zmq.POLLIN)
         return router
 
@@ -92,12 +94,14 @@ class Transport:
         if peer in self._out:
             self._drop(peer)
         host, _, port = address.rpartition(":")
+        endpoint = f"tcp://{_literal(host.strip('[]'))}:{port}"
+        # Messages wait for the connection: the first one comes sooner than it stands, and would
+        # otherwise come again only after the machine's time for repeats.
         dealer = self._socket(zmq.DEALER)
         dealer.setsockopt(zmq.ROUTING_ID, self._boot)
-        dealer.setsockopt(zmq.IMMEDIATE, 1)
         dealer.setsockopt(zmq.RECONNECT_IVL, 100)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        dealer.connect(f"tcp://{_literal(host.strip('[]'))}:{port}")
+        dealer.connect(endpoint)
         self._out[peer], self._names[dealer], self._addresses[peer] = dealer, peer, address
         self._poller.register(dealer, zmq.POLLIN)
 

@@ -31,9 +31,9 @@ def warm(job: JobConfig) -> str:
         for _ in range(2):
             _step(model, partitions, batch, content)
     restored = PartitionSet(model)
-    for sets in partitions.snapshot():
-        restored.load(sets)
-        for saved in sets:
+    for state in partitions.snapshot():
+        restored.load(state.tables)
+        for saved in state.tables:
             content.update(raw(saved.rows))
     return content.hexdigest()[:16]
 

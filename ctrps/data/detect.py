@@ -1,0 +1,114 @@
+"""Which format a file has: told by its first line, or by its name where that cannot tell."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from ctrps.codec import MAGIC
+from ctrps.data.badrows import shown
+from ctrps.data.columns import CRITEO_FIELDS
+from ctrps.data.reading import FORMATS, PAIRS
+from ctrps.data.textfile import TextFile
+from ctrps.errors import DataError
+
+SUFFIXES = {
+    ".shard": "shard",
+    ".libsvm": "libsvm",
+    ".svm": "libsvm",
+    ".libffm": "libffm",
+    ".ffm": "libffm",
+    ".vw": "vw",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".tab": "tsv",
+}
+_PACKED = (".gz", ".zst", ".tar", ".tgz")
+
+_PAIR = re.compile(rb"[0-9]+:[^\s:,]+")
+_TRIPLE = re.compile(rb"[0-9]+:[0-9]+:[^\s:,]+")
+_NUMBER = rb"[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?"
+# What VW allows in front of the first bar: label, importance, base and tag, or a quoted tag alone.
+_VW = re.compile(rb"(?:(?:%b[ \t]+){1,3}'?[^ \t|,]*|(?:'[^ \t|]*)?)\|" % _NUMBER)
+_CRITEO_LABEL = re.compile(rb"[-+]?[01]?")
+_CRITEO_NUMBER = re.compile(rb"-?[0-9]*")
+_CRITEO_CATEGORY = re.compile(rb"(?:[0-9a-f]{8})?")
+
+
+class Detected(NamedTuple):
+    """A format, and what it was told by."""
+
+    format: str
+    why: str
+
+
+def detect(path: Path) -> Detected:
+    """The format of a file.
+
+    Raises
+    ------
+    DataError
+        When neither content nor name can tell, or the file cannot be read.
+    """
+    with TextFile(path, chunk_bytes=1 << 16) as file:
+        return detect_open(file)
+
+
+def detect_open(file: TextFile) -> Detected:
+    """The format of a file at its start; reads ahead, but consumes nothing.
+
+    Raises
+    ------
+    DataError
+        As ``detect``.
+    """
+    if file.buffer[:6].tobytes() == MAGIC[:6]:
+        return Detected("shard", "it starts as files of ctrps do")
+    first = file.first_line()
+    named, suffix = _by_name(file.path)
+    found = _pairs(first) or (None if named in PAIRS else _table(first))
+    if found:
+        return found
+    if named:
+        return Detected(named, f"its name ends in {suffix}")
+    hint = f"name it with data.format: {', '.join(FORMATS[1:])}"
+    raise DataError(f"cannot tell its format from {shown(first)}", where=file.name, hint=hint)
+
+
+def _by_name(path: Path) -> tuple[str | None, str]:
+    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in _PACKED]
+    suffix = suffixes[-1] if suffixes else ""
+    return SUFFIXES.get(suffix), suffix
+
+
+def _pairs(first: bytes) -> Detected | None:
+    tokens = first.split()
+    label = tokens[:1] if tokens and b":" not in tokens[0] else []
+    features = tokens[len(label) :]
+    if features and all(_PAIR.fullmatch(token) for token in features):
+        return Detected("libsvm", "its first line holds key:value pairs")
+    if features and all(_TRIPLE.fullmatch(token) for token in features):
+        return Detected("libffm", "its first line holds field:key:value triples")
+    if _VW.match(first):
+        return Detected("vw", "its first line has a bar behind the label")
+    return None
+
+
+def _table(first: bytes) -> Detected | None:
+    if first.startswith(b"{"):
+        return Detected("jsonl", "its first line starts with a brace")
+    # Blanks around the line are gone, and with them empty fields at its ends.
+    width = first.count(b"\t") + 1
+    if CRITEO_FIELDS - 27 < width <= CRITEO_FIELDS and _is_criteo(first.split(b"\t")):
+        return Detected("criteo", "its first line is a label, 13 whole numbers and 26 hashes")
+    tab, comma = b"\t" in first, b"," in first
+    if tab != comma:
+        return Detected(*(("tsv", "its first line has tabs") if tab else ("csv", "its first line has commas")))
+    return None
+
+
+def _is_criteo(found: list[bytes]) -> bool:
+    return False

@@ -1,0 +1,189 @@
+"""async and ssp: a push is applied when it arrives, once for each partition.
+
+Each partition remembers one number for each lane: the last batch applied, its *mark*. A push is
+applied to the partitions whose mark is just below it, and only acknowledged by those that have it
+already. In ssp a pull waits until no unfinished lane is too far behind (``docs/protocol.md``
+section 4).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ctrps.kernels import keys as key_kernels
+from ctrps.ps.effects import Effects, Peer, Send
+from ctrps.ps.messages import Arrays, Pull, Pulled, Push, Pushed, Refused
+from ctrps.ps.partition import Contribution, PartitionSet
+from ctrps.ps.plan import Plan
+from ctrps.ps.progress import Scores
+
+STALENESS_BINS = 64
+"""Of the histogram of staleness; the last one takes all above."""
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A pull that waits for slower lanes."""
+
+    peer: Peer
+    pull: Pull
+
+
+class Arrival:
+    """What a server does with pulls and pushes in async and ssp mode.
+
+    Parameters
+    ----------
+    partitions
+    plan
+        Of the present pass.
+    owned
+        Partitions of this server, ascending.
+    bound
+        ssp: most batches that a lane may be ahead of the slowest; None in async.
+
+    Attributes
+    ----------
+    marks : int32[partitions, lanes]
+        Last batch applied, -1 for none; rows of partitions that are not owned stay at -1.
+    clock : int
+        Pushes applied since this server began; only measures staleness.
+    lowest : int32[lanes]
+        The last batch that all partitions here have.
+    staleness : int64[STALENESS_BINS]
+        Pushes by the number of pushes that were applied between their pull and them.
+    """
+
+    def __init__(
+        self, partitions: PartitionSet, plan: Plan, owned: tuple[int, ...], bound: int | None
+    ):
+        self.partitions = partitions
+        self.owned = np.array(owned, np.int64)
+        self.bound = bound
+        self.clock = 0
+        self.staleness = np.zeros(STALENESS_BINS, np.int64)
+        self.turn(plan)
+
+    def turn(self, plan: Plan) -> None:
+        """Begin a pass."""
+        self.plan = plan
+        self.marks = np.full((self.partitions.model.partitions, len(plan.lengths)), -1, np.int32)
+        # A server without partitions has, of each of them, everything.
+        self.lowest = (plan.lengths - 1).astype(np.int32)
+        if len(self.owned):
+            self.lowest[:] = -1
+        self._waiting: dict[tuple[Peer, int], Waiting] = {}
+        self._count()
+
+    def restore(self, marks: dict[int, np.ndarray]) -> None:
+        """Go on from the marks that were saved with the partitions."""
+        for partition, saved in marks.items():
+            self.marks[partition] = saved
+        if len(self.owned):
+            self.lowest = self.marks[self.owned].min(axis=0)
+        self._count()
+
+    def _count(self) -> None:
+        self.partitions.step = int((self.lowest + 1).sum())
+        self.partitions.rows_seen = self.plan.rows_below(self.lowest)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all batches of the pass are in all partitions here."""
+        return self.partitions.step == self.plan.steps
+
+    def on_pull(self, peer: Peer, pull: Pull) -> Effects:
+        """Answer, or in ssp keep it until the slowest lane has come near."""
+        if not self._near(pull.batch):
+            held = self._waiting.get((peer, pull.lane))
+            self._waiting[peer, pull.lane] = Waiting(peer, pull)
+            if held and held.pull.request == pull.request:
+                return [Send(peer, Refused(pull.request, "wait", -1, self._slowest()))]
+            return []
+        return [self._answer(peer, pull)]
+
+    def _answer(self, peer: Peer, pull: Pull) -> Send:
+        weights = self.partitions.pull(pull.keys)
+        mark = int(self.lowest[pull.lane])
+        return Send(peer, Pulled(pull.request, self.clock, mark, weights))
+
+    def _near(self, batch: int) -> bool:
+        """Whether every unfinished lane has come within the bound of ``batch``."""
+        if self.bound is None:
+            return True
+        unfinished = self.lowest < self.plan.lengths - 1
+        slowest = self.lowest[unfinished].min(initial=batch)
+        return int(slowest) >= batch - 1 - self.bound
+
+    def _slowest(self) -> str:
+        unfinished = np.flatnonzero(self.lowest < self.plan.lengths - 1)
+        lane = int(unfinished[np.argmin(self.lowest[unfinished])])
+        return f"lane {lane} is at batch {int(self.lowest[lane])}"
+
+    def on_push(self, peer: Peer, push: Push) -> Effects:
+        """Apply the push to the partitions that miss it, and answer pulls that waited for it."""
+        marks = self.marks[self.owned, push.lane]
+        if len(marks) and marks.min() < push.batch - 1:
+            expected = int(marks.min()) + 1
+            return [Send(peer, Refused(push.request, "gap", expected, ""))]
+        missing = self.owned[marks < push.batch]
+        if len(missing):
+            self._apply(push, missing)
+        effects: Effects = [Send(peer, Pushed(push.request, int(self.lowest[push.lane])))]
+        return effects + self._release()
+
+    def _apply(self, push: Push, missing: np.ndarray) -> None:
+        part = Contribution(push.rows, push.loss_sum, push.keys, push.gradients, push.counts)
+        if len(missing) < len(self.owned):
+            part = self._only(part, missing)
+        staleness = max(self.clock - push.clock, 0)
+        self.partitions.apply_one(part, staleness)
+        self.clock += 1
+        self.staleness[min(staleness, STALENESS_BINS - 1)] += 1
+        self.marks[missing, push.lane] = push.batch
+        if push.lane % self.partitions.model.partitions in missing:
+            partition = push.lane % self.partitions.model.partitions
+            self.partitions.progress.add(partition, push.loss_sum, Scores(*push.scores))
+        before = int(self.lowest[push.lane])
+        now = int(self.marks[self.owned, push.lane].min())
+        self.lowest[push.lane] = now
+        self.partitions.step += now - before
+        for batch in range(before + 1, now + 1):
+            self.partitions.rows_seen += self.plan.batch(push.lane, batch).rows
+
+    def _only(self, part: Contribution, missing: np.ndarray) -> Contribution:
+        """The part of a push that belongs to some of the partitions here."""
+        wanted = np.zeros(self.partitions.model.partitions, bool)
+        wanted[missing] = True
+        chosen = [wanted[self._partition_of(keys)] for keys in part.keys]
+
+        def only(arrays: Arrays) -> Arrays:
+            return tuple(a[c] for a, c in zip(arrays, chosen, strict=True))
+
+        return part._replace(
+            keys=only(part.keys), gradients=only(part.gradients), counts=only(part.counts)
+        )
+
+    def _partition_of(self, keys: np.ndarray) -> np.ndarray:
+        partition = np.empty(len(keys), np.int32)
+        key_kernels.partition_of(keys, self.partitions.model.partition_bits, partition)
+        return partition
+
+    def _release(self) -> Effects:
+        if self.bound is None:
+            return []
+        ready = [key for key, held in self._waiting.items() if self._near(held.pull.batch)]
+        return [self._answer(held.peer, held.pull) for held in map(self._waiting.pop, ready)]
+
+    def missing(self) -> list[int]:
+        """Lanes that are not finished here."""
+        return [int(lane) for lane in np.flatnonzero(self.lowest < self.plan.lengths - 1)]
+
+    def check(self) -> None:
+        """Assert every invariant."""
+        if len(self.owned):
+            assert (self.lowest == self.marks[self.owned].min(axis=0)).all()
+        assert (self.lowest < self.plan.lengths).all()
+        assert self.partitions.step == int((self.lowest + 1).sum())
+        for held in self._waiting.values():
+            assert not self._near(held.pull.batch)

@@ -1,0 +1,148 @@
+"""A pass as the scheduler sees it: how far servers are, and which worker computes which lane.
+
+What is known of progress is what servers report, and only ever rises within a pass. In sync and ssp
+mode each worker holds lanes for as long as it lives; in async mode lanes are short, and a worker
+gets another as soon as it says that it is done with one.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ctrps.ps.leases import QueueLeases, TrainingLeases
+from ctrps.ps.messages import Status
+from ctrps.ps.plan import DataFile, Plan, PlanSettings
+from ctrps.ps.progress import Figures
+
+CHUNKS_AT_ONCE = 2
+"""Lanes that a worker holds in async mode: it computes one while the next is on its way."""
+
+
+class Training:
+    """Progress and leases of the present pass.
+
+    Parameters
+    ----------
+    files, settings
+        Of the plan.
+    number
+        The pass to begin with.
+
+    Attributes
+    ----------
+    step : int
+        Steps that all servers have applied, -1 before any report.
+    """
+
+    def __init__(self, files: tuple[DataFile, ...], settings: PlanSettings, number: int):
+        self._files = files
+        self._settings = settings
+        self._dealt = TrainingLeases(settings.lanes)
+        self._queue = QueueLeases(CHUNKS_AT_ONCE)
+        self.turn(number)
+
+    def turn(self, number: int) -> None:
+        """Another pass: nothing is known of it yet."""
+        self.plan = Plan(self._files, self._settings, number)
+        self.step = -1
+        self.first_step = 0
+        self.figures = Figures.merged([])
+        self.rows = 0
+        self.first_rows = 0
+        self._marks = np.full(len(self.plan.lengths), -1, np.int32)
+
+    @property
+    def leases(self) -> TrainingLeases | QueueLeases:
+        return self._queue if self._settings.mode == "async" else self._dealt
+
+    def open(self, workers: Iterable[int], reports: list[Status]) -> None:
+        """The lanes of the pass are open, from where the servers stand."""
+        self.learn(reports)
+        self.first_step, self.first_rows = max(self.step, 0), self.rows
+        if self._settings.mode == "async":
+            todo = np.flatnonzero(self._marks < self.plan.lengths - 1).tolist()
+            self._queue.open(todo, workers)
+        else:
+            self._dealt.open(workers)
+
+    def learn(self, reports: list[Status]) -> bool:
+        """Take in what all servers report of this pass; True if they have got on."""
+        self.figures = Figures.merged(_figures(status) for status in reports)
+        self.rows = int(min(status.counters.get("rows", 0) for status in reports))
+        step = min(status.step for status in reports)
+        if step <= self.step:
+            return False
+        self.step = step
+        if self._settings.mode == "sync":
+            self._dealt.settle()
+        else:
+            self._learn_marks(reports)
+        return True
+
+    def _learn_marks(self, reports: list[Status]) -> None:
+        known = [s.results[2] for s in reports if len(s.results) == 3]
+        if len(known) < len(reports) or any(m.shape != self._marks.shape for m in known):
+            return
+        marks = np.maximum(self._marks, np.minimum.reduce(known))
+        finished = (marks == self.plan.lengths - 1) & (self._marks < marks)
+        self._marks = marks
+        if self._settings.mode == "async":
+            for lane in np.flatnonzero(finished):
+                self._queue.finish(int(lane))
+        else:
+            self._dealt.settle()
+
+    def claim(self, worker: int, lanes: list[int]) -> bool:
+        """async: a worker says that it is done with lanes; True if it gets others."""
+        held = [lane for lane in lanes if lane in self._queue.held_by(worker)]
+        for lane in held:
+            self._queue.claim(worker, lane)
+        return bool(held)
+
+    def leases_of(self, worker: int) -> list[tuple[int, int]]:
+        """The lanes that a worker shall compute, each with the batch to begin with."""
+        return [
+            (lane, self._first(lane))
+            for lane in self.leases.held_by(worker)
+            if self._first(lane) < self.plan.lengths[lane]
+        ]
+
+    def _first(self, lane: int) -> int:
+        if self._settings.mode == "sync":
+            return max(self.step, 0)
+        return int(self._marks[lane]) + 1
+
+    def steal(self, reports: list[Status], workers: list[int]) -> list[int]:
+        """Give what the job waits for to other workers too; returns those lanes."""
+        if self._settings.mode == "async":
+            return sorted(self._queue.unfinished)[:8] if self._queue.share() else []
+        lanes = self._waited_for(reports)
+        return lanes if self._dealt.steal(lanes, workers) else []
+
+    def _waited_for(self, reports: list[Status]) -> list[int]:
+        return sorted(
+            {
+                g
+                for s in reports
+                if s.step == self.step
+                for g in s.missing
+                if 0 <= g < len(self._marks)
+            }
+        )
+
+    def waits_for(self, reports: list[Status]) -> tuple[list[int], set[int]]:
+        """Lanes that the job waits for, and the workers that hold them."""
+        lanes = self._waited_for(reports)
+        return lanes[:8], {h for lane in lanes for h in self.leases.holders(lane)}
+
+    @property
+    def complete(self) -> bool:
+        """All servers have the whole pass."""
+        return self.step == self.plan.steps
+
+
+def _figures(status: Status) -> Figures:
+    empty = Figures.merged([])
+    if not status.results or status.results[0].shape != empty.histogram.shape:
+        return empty
+    return Figures(float(status.counters.get("loss_sum", 0.0)), status.results[0])

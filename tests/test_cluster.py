@@ -1,0 +1,378 @@
+"""Clusters of real processes: the same bits in every shape, through kills, stops and any order."""
+
+import json
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ctrps.runtime.launch import read_json
+from tests.procs import (
+    Lab,
+    Run,
+    free_port,
+    options,
+    read_lines,
+    settings,
+    trained,
+    write_rows,
+)
+
+pytestmark = pytest.mark.cluster
+
+PLAN = {"train_batch_rows": 16, "train_lanes": 4}
+SUMMARY = {
+    *("rows", "passes", "steps", "wall_s", "train_s", "rows_per_s", "test"),
+    *("model", "model_digest", "servers", "workers", "consistency"),
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> dict[str, object]:
+    folder = tmp_path_factory.mktemp("data")
+    train = write_rows(folder / "train.libsvm", 3000, seed=1)
+    test = write_rows(folder / "test.libsvm", 500, seed=2)
+    return {"data_train": train, "data_test": test}
+
+
+@pytest.fixture
+def lab(tmp_path) -> Iterator[Lab]:
+    with Lab(tmp_path) as lab:
+        yield lab
+
+
+def job(data: dict[str, object], folder: Path, **values: object) -> list[str]:
+    """Overrides of a job of 47 steps a pass."""
+    return settings(**(data | PLAN | {"output_dir": folder} | values))
+
+
+def launched(lab: Lab, overrides: list[str], servers: int = 2, workers: int = 2) -> Run:
+    shape = ("-s", str(servers), "-w", str(workers))
+    return lab.start("launch", *shape, *options(overrides), "--json", "--progress", "plain")
+
+
+def results(summary: dict[str, object]) -> dict[str, object]:
+    """What must not depend on processes and threads."""
+    return {key: summary[key] for key in ("rows", "passes", "steps", "keys", "model_digest", "test")}
+
+
+# -- the same bits ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("servers", "workers"), [(1, 1), (2, 2), (3, 2), (1, 3)])
+def test_every_shape_gives_the_bits_of_train(lab, data, servers, workers):
+    """Two launches with default ports run at the same time, and do not meet."""
+    shape, runs = (servers, workers), {}
+    for kind in ("lr", "fm"):
+        values = {"model_kind": kind, "train_passes": 2}
+        runs[kind] = launched(lab, job(data, lab.folder / kind, **values), *shape)
+    for kind, run in runs.items():
+        values = {"model_kind": kind, "train_passes": 2}
+        expected = trained(job(data, lab.folder / f"{kind}-train", **values))
+        found = run.ends(0).json
+        assert found.keys() >= SUMMARY
+        assert results(found) == results(expected)
+        assert (found["servers"], found["workers"]) == shape
+        assert found["test"]["auc"] > 0.8
+    lab.all_gone()
+
+
+def test_a_run_leaves_its_settings_figures_logs_and_summary(lab, data):
+    overrides = job(data, lab.folder / "run")
+    run = launched(lab, overrides, 1, 2).ends(0)
+    folder = lab.folder / "run"
+    assert read_json(folder / "summary.json") == run.json
+    metrics = read_lines(folder / "metrics.jsonl")
+    assert metrics and all(line["phase"] == "train" for line in metrics)
+    assert sorted(p.name for p in (folder / "logs").iterdir()) == [
+        *("scheduler-0.log", "server-0.log", "worker-0.log", "worker-1.log")
+    ]
+    again = lab.start("launch", "-c", folder / "config.resolved.yaml", "--json").ends(2)
+    assert "a finished run of 1 pass(es) is there; use --overwrite" in again.stderr
+    assert again.stdout == ""
+
+
+def test_lanes_that_run_out_of_rows_early(lab, tmp_path):
+    files = [
+        write_rows(tmp_path / f"part-{number}.libsvm", rows, seed=number)
+        for number, rows in enumerate((3, 40, 40, 41))
+    ]
+    values = {"train_batch_rows": 4, "train_passes": 3, "data_train": ",".join(map(str, files))}
+    expected = trained(job({}, tmp_path / "train", **values))
+    run = launched(lab, job({}, tmp_path / "run", **values), 2, 4).ends(0)
+    assert run.json["rows"] == 372
+    assert results(run.json) == results(expected)
+    lab.all_gone()
+
+
+def test_more_workers_than_batches_and_more_servers_than_keys(lab, tmp_path):
+    (tmp_path / "six.libsvm").write_text("1 2:1 3:1\n0 2:1\n1 3:1\n0 2:1\n1 2:1 3:1\n0 3:1\n")
+    (tmp_path / "none.libsvm").write_text("")
+    files = f"{tmp_path / 'six.libsvm'},{tmp_path / 'none.libsvm'}"
+    run = launched(lab, settings(data_train=files, output_dir=tmp_path / "run"), 3, 5).ends(0)
+    assert (run.json["rows"], run.json["test"]) == (6, None)
+
+
+# -- kills --------------------------------------------------------------------------------------
+
+
+def mid_run(lab: Lab, overrides: list[str], servers: int = 2, workers: int = 3) -> Run:
+    run = launched(lab, overrides, servers, workers)
+    run.until_progress(lab.folder / "run")
+    return run
+
+
+def test_a_killed_worker_costs_nothing_but_time(lab, data):
+    values = {"train_passes": 12, "model_kind": "fm"}
+    run = mid_run(lab, job(data, lab.folder / "run", **values))
+    run.child("worker", 1).kill()
+    run.ends(0)
+    assert "worker 1" in run.stderr and "was killed by SIGKILL" in run.stderr
+    expected = trained(job(data, lab.folder / "train", **values))
+    assert results(run.json) == results(expected)
+    lab.all_gone()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_server_ends_the_job(lab, data, rank):
+    run = mid_run(lab, job(data, lab.folder / "run", train_passes=200), 2, 2)
+    run.child("server", rank).kill()
+    run.ends(4, deadline_s=30)
+    error = run.stderr[run.stderr.index("error: ") :]
+    assert error.startswith(f"error: server {rank} (process ")
+    assert "was killed by SIGKILL" in error.splitlines()[0]
+    assert f"server-{rank}.log" in error
+    assert run.stdout == ""
+    lab.all_gone()
+
+
+def test_a_killed_scheduler_ends_the_job(lab, data):
+    run = mid_run(lab, job(data, lab.folder / "run", train_passes=200), 1, 2)
+    run.child("scheduler").kill()
+    run.ends(4, deadline_s=30)
+    assert "error: scheduler 0 (process" in run.stderr
+    assert "was killed by SIGKILL" in run.stderr
+    lab.all_gone()
+
+
+def test_a_killed_launch_takes_its_processes_along(lab, data):
+    run = mid_run(lab, job(data, lab.folder / "run", train_passes=200), 1, 2)
+    assert len(lab.processes()) == 5
+    run.send(signal.SIGKILL)
+    run.ends(-signal.SIGKILL)
+    lab.all_gone(deadline_s=30)
+
+
+def test_a_worker_that_was_stopped_for_long_may_come_back(lab, data):
+    values = {"train_passes": 12}
+    limits = {"cluster_beat_s": 0.2, "cluster_worker_silent_s": 1.0}
+    run = mid_run(lab, job(data, lab.folder / "run", **values, **limits), 1, 2)
+    stopped = run.child("worker", 0)
+    stopped.suspend()
+    log = lab.folder / "run" / "logs" / "scheduler-0.log"
+    run.until(lambda: "is lost: silent for" in log.read_text(), "the loss of the worker")
+    stopped.resume()
+    run.ends(0)
+    assert results(run.json) == results(trained(job(data, lab.folder / "train", **values)))
+    lab.all_gone()
+
+
+# -- the end by Ctrl-C --------------------------------------------------------------------------
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(lab, data):
+    values = {"train_passes": 6, "model_kind": "fm"}
+    overrides = job(data, lab.folder / "run", **values)
+    run = mid_run(lab, overrides, 2, 2)
+    run.send(signal.SIGINT)
+    run.ends(75)
+    assert "stopping, saving a checkpoint" in run.stderr
+    assert run.stdout == ""
+    lab.all_gone()
+    assert (lab.folder / "run" / "model" / "manifest.json").exists()
+    assert not (lab.folder / "run" / "summary.json").exists()
+    again = launched(lab, overrides, 1, 2).ends(0)
+    expected = trained(job(data, lab.folder / "train", **values))
+    assert again.json["model_digest"] == expected["model_digest"]
+    assert again.json["test"] == expected["test"]
+    assert 0 < again.json["rows"] < expected["rows"]
+
+
+def test_a_second_interrupt_stops_at_once(lab, data):
+    run = mid_run(lab, job(data, lab.folder / "run", train_passes=200), 1, 1)
+    # A scheduler that does not answer: otherwise the checkpoint may be there first.
+    run.child("scheduler").suspend()
+    run.send(signal.SIGINT)
+    run.until(lambda: "stopping, saving" in run.stderr, "the first interrupt")
+    run.send(signal.SIGINT)
+    run.ends(130, deadline_s=30)
+    assert "stopped at once, without a checkpoint" in run.stderr
+    lab.all_gone()
+
+
+# -- processes by hand --------------------------------------------------------------------------
+
+
+def scheduler_of(lab: Lab, overrides: list[str]) -> tuple[Run, str]:
+    """A scheduler on a port that the system chose, and its address."""
+    run = lab.start("scheduler", *options(overrides), "--json")
+    file = lab.folder / "run" / "scheduler.json"
+    run.until(lambda: read_json(file).get("pid") == run.process.pid, "the scheduler's address")
+    return run, str(read_json(file)["address"])
+
+
+def test_processes_may_start_in_any_order(lab, data):
+    address = f"127.0.0.1:{free_port()}"
+    overrides = job(data, lab.folder / "run", cluster_scheduler=address, cluster_workers=2)
+    given = options(overrides)
+    worker = lab.start("worker", *given)
+    server = lab.start("server", *given, environ={"CTRPS_SCHEDULER": address})
+    server.until(lambda: len(lab.processes()) == 2, "two processes")
+    scheduler = lab.start("scheduler", *given, "--json")
+    late = lab.start("worker", *given, "--scheduler", address)
+    scheduler.ends(0)
+    for run in (worker, server, late):
+        run.ends(0)
+        assert "joined as" in run.stderr
+    assert results(scheduler.json) == results(trained(job(data, lab.folder / "train")))
+
+
+def test_only_processes_of_the_same_job_are_let_in(lab, data):
+    overrides = job(data, lab.folder / "run", train_passes=2)
+    scheduler, address = scheduler_of(lab, [*overrides, "name=blue"])
+    given = ("--scheduler", address)
+    server = lab.start("server", *options([*overrides, "name=blue"]), *given)
+    strangers = [
+        (4, ["name=green"], ("job 'green' there, 'blue' here", address)),
+        (2, ["name=blue", "train.lanes=2"], ("config ", " there, ", " here: use the same job")),
+    ]
+    runs = [
+        (lab.start("worker", *options([*overrides, *wrong]), *given), status, texts)
+        for status, wrong, texts in strangers
+    ]
+    for run, status, texts in runs:
+        run.ends(status)
+        assert "the scheduler refused this node: " in run.stderr
+        assert all(text in run.stderr for text in texts), run.stderr
+    server.until(lambda: "joined as" in server.stderr, "the server in the job")
+    more = lab.start("server", *options([*overrides, "name=blue"]), *given).ends(4)
+    assert "this job has its 1 servers" in more.stderr
+    lab.start("worker", *options([*overrides, "name=blue"]), *given).ends(0)
+    scheduler.ends(0)
+    server.ends(0)
+    expected = trained(job(data, lab.folder / "train", train_passes=2))
+    assert results(scheduler.json) == results(expected)
+
+
+def test_a_worker_without_a_scheduler_gives_up(lab, data):
+    address = f"127.0.0.1:{free_port()}"
+    overrides = job(data, lab.folder / "run", cluster_start_timeout_s=2)
+    run = lab.start("worker", *options(overrides), "--scheduler", address).ends(4)
+    assert "no word from the scheduler for 2 s" in run.stderr
+    assert address in run.stderr
+
+
+def test_a_scheduler_that_is_alone_gives_up(lab, data):
+    overrides = job(data, lab.folder / "run", cluster_start_timeout_s=2, cluster_servers=2)
+    run = lab.start("scheduler", *options(overrides)).ends(4)
+    assert "2 of 2 servers and 1 of 1 worker did not come within 2 s" in run.stderr
+
+
+@pytest.mark.parametrize("role", ["scheduler", "server_bind"])
+def test_a_taken_port_ends_a_launch_and_is_named(lab, data, role):
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        address = f"127.0.0.1:{sock.getsockname()[1]}"
+        overrides = job(data, lab.folder / "run", **{f"cluster_{role}": address})
+        run = launched(lab, overrides, 1, 1).ends(4)
+    assert f"{address}: cannot listen there: the port is already in use" in run.stderr
+    assert f"set cluster.{role} to another address" in run.stderr
+    lab.all_gone()
+
+
+def test_a_taken_port_ends_a_scheduler_at_once(lab, data):
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        address = f"127.0.0.1:{sock.getsockname()[1]}"
+        overrides = job(data, lab.folder / "run", cluster_scheduler=address)
+        run = lab.start("scheduler", *options(overrides)).ends(4)
+    (line,) = run.stderr.splitlines()
+    assert line.startswith(f"error: {address}: cannot listen there: the port is already in use")
+
+
+# -- folders, models and data -------------------------------------------------------------------
+
+
+def test_a_folder_is_used_by_one_launch(lab, data):
+    overrides = job(data, lab.folder / "run", train_passes=200)
+    run = mid_run(lab, overrides, 1, 1)
+    scheduler = run.child("scheduler").pid
+    second = launched(lab, overrides, 1, 1).ends(4)
+    assert f"another run (process {scheduler}) is using this folder" in second.stderr
+    assert psutil.pid_exists(scheduler) and run.process.poll() is None
+
+
+def test_more_passes_go_on_with_another_number_of_servers(lab, data):
+    values = {"model_kind": "fm"}
+    overrides = job(data, lab.folder / "run", **values)
+    launched(lab, overrides, 3, 2).ends(0)
+    more = launched(lab, [*overrides, "train.passes=2"], 2, 1).ends(0)
+    expected = trained(job(data, lab.folder / "train", **values, train_passes=2))
+    assert more.json["model_digest"] == expected["model_digest"]
+    assert more.json["test"] == expected["test"]
+    assert more.json["rows"] == 3000
+    scores = [
+        lab.run("predict", "--model", folder / "model", "--data", data["data_test"]).stdout
+        for folder in (lab.folder / "run", lab.folder / "train")
+    ]
+    assert scores[0] == scores[1] and len(scores[0].splitlines()) == 501
+
+
+def test_a_model_that_cannot_be_read_ends_the_job(lab, data):
+    overrides = job(data, lab.folder / "run")
+    trained(overrides)
+    damaged = sorted((lab.folder / "run" / "model").glob("*.part"))[5]
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    run = launched(lab, [*overrides, "train.passes=2"], 1, 1).ends(3)
+    assert str(damaged) in run.stderr
+    assert "run the same command again" not in run.stderr
+    lab.all_gone()
+
+
+def test_a_test_set_without_clicks_has_no_auc_and_says_why(lab, data, tmp_path):
+    test = write_rows(tmp_path / "test.libsvm", 50, seed=3, clicks=False)
+    run = launched(lab, job(data, tmp_path / "run", data_test=test), 1, 1).ends(0)
+    assert run.json["test"]["auc"] is None
+    assert run.json["test"]["auc_undefined"] == "only negatives in 50 rows"
+    assert run.json["test"]["logloss"] > 0
+
+
+def test_a_launch_without_rows_starts_nothing(lab, data, tmp_path):
+    empty = tmp_path / "empty.libsvm"
+    empty.touch()
+    run = launched(lab, job(data, tmp_path / "run", data_train=empty), 1, 1).ends(3)
+    assert run.stderr == f"error: no examples in {empty}\n"
+    assert not list((tmp_path / "run" / "logs").iterdir())
+
+
+def test_paths_with_blanks_and_foreign_letters_in_the_c_locale(lab, data, tmp_path):
+    folder = tmp_path / "数据 目录"
+    folder.mkdir()
+    write_rows(folder / "训练 样本.libsvm", 300, seed=1)
+    (folder / "job.ini").write_text("[data]\ntrain = 训练 样本.libsvm\n", encoding="utf-8")
+    environ = {"LC_ALL": "C", "LANG": "", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    found = []
+    for command in ("train", "launch"):
+        given = ("-c", folder / "job.ini", *options([f"output.dir={folder / command}"]))
+        run = lab.run(command, *given, "--json", environ=environ, cwd=Path("/"))
+        found.append(json.loads(run.stdout))
+    assert [summary["rows"] for summary in found] == [300, 300]
+    assert found[0]["model_digest"] == found[1]["model_digest"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        *("job.ini", "launch", "train", "训练 样本.libsvm")
+    ]
