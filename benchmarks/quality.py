@@ -145,9 +145,10 @@ def prepare_movielens(source: Path, folder: Path) -> Rows:
     with gzip.open(source / "ratings.csv.gz", "rt", encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             of_movie = genres[row["movieId"]]
-            terms = [f"{number('user', row['userId'])}:1", f"{number('movie', row['movieId'])}:1"]
-            terms += [f"{number('genre', name)}:{1 / len(of_movie):.7g}" for name in of_movie]
-            lines.append(f"{int(float(row['rating']) >= 4)} {' '.join(terms)}")
+            terms = [(number("user", row["userId"]), 1.0), (number("movie", row["movieId"]), 1.0)]
+            terms += [(number("genre", name), 1 / len(of_movie)) for name in of_movie]
+            label = int(float(row["rating"]) >= 4)
+            lines.append(" ".join([str(label), *(f"{i}:{x:.7g}" for i, x in sorted(terms))]))
     order = np.random.default_rng(SPLIT_SEED).permutation(len(lines))
     cut = int(0.8 * len(lines))
     return write_parts(folder, [lines[i] for i in order[:cut]], [lines[i] for i in order[cut:]])
@@ -201,12 +202,16 @@ def run_once(case: Case, train: Path, test: Path, run: Path, settings: Sequence[
     return json.loads(done.stdout)
 
 
+def means(tests: list[dict]) -> tuple[float, float]:
+    """Log loss and AUC, each the mean over runs."""
+    return fmean(t["logloss"] for t in tests), fmean(t["auc"] for t in tests)
+
+
 def measure(case: Case, rows: Rows, run: Path) -> dict:
     """All runs of a case as one line of the table."""
     seeds = [[f"train.seed={seed}"] for seed in case.seeds] or [[]]
     summaries = [run_once(case, rows.train, rows.test, run, settings) for settings in seeds]
-    auc = fmean(s["test"]["auc"] for s in summaries)
-    logloss = fmean(s["test"]["logloss"] for s in summaries)
+    logloss, auc = means([s["test"] for s in summaries])
     return {
         "set": case.data,
         "model": case.model,
@@ -275,26 +280,23 @@ def choose(options: argparse.Namespace, out: Path) -> int:
 
 
 def try_grid(case: Case, grid: dict[str, Sequence[float]], rows: Rows, run: Path) -> None:
+    seeds = [[f"train.seed={seed}"] for seed in case.seeds] or [[]]
     tried = []
     for values in itertools.product(*grid.values()):
         settings = [f"{key}={value}" for key, value in zip(grid, values, strict=True)]
-        seeds = [[f"train.seed={seed}"] for seed in case.seeds] or [[]]
-        tests = [
+        runs = [
             run_once(case, rows.fit, rows.validation, run, settings + seed)["test"]
             for seed in seeds
         ]
-        figures = fmean(t["auc"] for t in tests), fmean(t["logloss"] for t in tests)
-        tried.append((*figures, " ".join(settings)))
-    print(f"{case.job}: validation AUC, logloss, settings")
-    for auc, logloss, settings in sorted(tried):
-        print(f"{auc:.5f} {logloss:.5f} {settings}")
+        tried.append((*means(runs), " ".join(settings)))
+    print(f"{case.job}: log loss and AUC of the validation rows, settings")
+    for logloss, auc, settings in sorted(tried):
+        print(f"{logloss:.5f} {auc:.5f} {settings}")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--shared", type=Path, metavar="DIR", help="holds data/ of both real sets"
-    )
+    parser.add_argument("--shared", type=Path, metavar="DIR", help="holds data/ of both real sets")
     parser.add_argument("--criteo", type=Path, metavar="DIR", help="holds train.svm and test.svm")
     parser.add_argument("--only", metavar="SET,…", help=f"some of {','.join(SETS)}")
     parser.add_argument("--out", type=Path, metavar="DIR", help="keeps files and runs there")

@@ -6,6 +6,7 @@ the commands, so that ``ctrps --help`` answers at once.
 
 import errno
 import functools
+import io
 import json
 import os
 import sys
@@ -496,6 +497,9 @@ def main() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the shell: `>&-`
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A path may hold letters that the terminal cannot show: they are replaced, never fatal.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
     except OSError as error:  # of --help: commands see to their own

@@ -89,7 +89,8 @@ def encode(header: object, arrays: Sequence[np.ndarray]) -> list[Buffer]:
     (['pull', 7], array([0, 1, 2], dtype=uint64))
     """
     shapes = [[NAMES[a.dtype], *a.shape] for a in arrays]
-    head = msgpack.packb([FORMAT, header, shapes])
+    # A path whose bytes are no UTF-8 is text with surrogate escapes.
+    head = msgpack.packb([FORMAT, header, shapes], unicode_errors="surrogateescape")
     return [head, *(raw(array) for array in arrays)]
 
 
@@ -132,6 +133,7 @@ def _unpack(frame: Buffer, limits: Limits) -> Any:
         value = msgpack.unpackb(
             frame,
             strict_map_key=True,
+            unicode_errors="surrogateescape",
             max_array_len=limits.items,
             max_map_len=limits.items,
             max_ext_len=0,

@@ -219,7 +219,7 @@ _LATER = {
     "model.kind": ("fnn", "dssm", "deepfm", "module"),
     "optimizer.kind": ("momentum", "nesterov", "adam"),
     "train.consistency": ("semi",),
-    "data.format": ("libffm", "vw", "criteo", "parquet"),
+    "data.format": ("parquet",),
 }
 # Names by which other tools know a setting: hints for a person, never read as settings.
 _ELSEWHERE = {
@@ -324,7 +324,10 @@ def _value(setting: Setting, annotation: Any, base: Path) -> Any:
         return value
     if isinstance(value, str):
         return _path(value, base)
-    return [_path(text, base) for text in value] if isinstance(value, list) else value
+    if not isinstance(value, list):
+        return value
+    # In a list of data, a dash is standard input.
+    return [Path(text) if text == "-" else _path(text, base) for text in value]
 
 
 def _path(text: str, base: Path) -> Path:

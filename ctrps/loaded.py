@@ -95,6 +95,7 @@ def _text_settings(found: dict[str, Any], schema: Schema) -> TextSettings:
         id=found["id"],
         ignore=tuple(found["ignore"]),
         missing=tuple(found["missing"]),
+        columns=tuple(found.get("columns", ())),
         numeric=schema.dense,
     )
 

@@ -10,11 +10,11 @@ Not here: where results are shown, and what a pipe that closes early means (``ct
 from __future__ import annotations
 
 import csv
-import difflib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -22,17 +22,18 @@ import numpy as np
 
 from ctrps.data.badrows import BadRows
 from ctrps.data.batches import BlockBatches
-from ctrps.data.formats import TextSettings, detect, open_rows
-from ctrps.data.shards import Block, Ids, KeyNumbers, Schema, Shard
+from ctrps.data.columns import no_column
+from ctrps.data.formats import RowSource, fits, open_rows
+from ctrps.data.reading import NO_COLUMN, PAIRS, TABLES, TextSettings
+from ctrps.data.rows import Ids, Schema
+from ctrps.data.shards import Block, KeyNumbers, Shard
+from ctrps.data.streams import STDIN
 from ctrps.errors import DataError
 from ctrps.kernels import losses, metrics
 from ctrps.loaded import LoadedModel
 
 ROWS = 4096
 """Rows scored at a time. It bounds memory; a row's score does not depend on its neighbours."""
-
-NO_COLUMN = ""
-"""A name that no column can have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +86,13 @@ class Predictions:
         self.notes: list[str] = []
         self._loaded = loaded
         self._labels = asked.labels
+        self._format = asked.format
         self._bad = BadRows(asked.max_bad, setting="max_bad")
-        sources = [(Path(path), self._how(Path(path), asked.format)) for path in paths]
-        self._with_ids: tuple[bool, Path] | None = None
-        self._scores = self._score_all(sources)
+        self._with_ids: tuple[bool, str] | None = None
+        for path in paths:
+            if path != STDIN:
+                self._open(path, BadRows(), 1 << 16).close()
+        self._scores = self._score_all(paths)
 
     @property
     def rejected(self) -> int:
@@ -101,53 +105,64 @@ class Predictions:
     def __next__(self) -> Scores:
         return next(self._scores)
 
-    def _how(self, path: Path, form: str) -> TextSettings:
-        """How to read ``path``, once its columns are known to be the model's."""
-        form = detect(path).format if form == "auto" else form
+    def _open(self, path: Path, bad: BadRows, chunk_bytes: int = 8 << 20) -> RowSource:
+        """The rows of a file, once they are known to be of the model's kind."""
+        loaded = self._loaded
         labels = "none" if self._labels == "none" else "optional"
-        how = replace(self._loaded.text, format=form, labels=labels)
-        if form == "shard":
-            _check_schema(Shard(path).schema, self._loaded.schema, path)
-        elif form == "libsvm":
-            _check_schema(Schema(("",), (), "value"), self._loaded.schema, path)
-        else:
-            how = self._columns(path, how)
-        return how
+        slots = loaded.schema.slots if loaded.schema.weights == "value" else ()
+        how = replace(loaded.text, format=self._format, labels=labels, slots=slots)
+        name = "standard input" if path == STDIN else str(path)
+        source = open_rows(path, how, bad, chunk_bytes, partial(self._columns, name))
+        try:
+            _check_kind(source, loaded.schema, name)
+        except DataError:
+            source.close()
+            raise
+        return source
 
-    def _columns(self, path: Path, how: TextSettings) -> TextSettings:
-        names, schema = column_names(path, how.format), self._loaded.schema
-        if not names:
-            return how
+    def _columns(self, name: str, how: TextSettings, names: tuple[str, ...]) -> TextSettings:
+        """How to read a table with columns of these names."""
+        schema, names = self._loaded.schema, tuple(sorted(names))
         if schema.weights == "value":
-            _check_schema(Schema(names), schema, path)
-        for name in (*schema.slots, *schema.dense):
-            if name not in names:
-                raise _no_column(f"no column {name!r}, which the model needs", name, names, path)
+            raise _other_kind(Schema(names), schema, name)
+        needed = (*schema.slots, *schema.dense)
+        absent = [column for column in needed if column not in names]
+        if absent and (how.format != "jsonl" or len(absent) == len(needed)):
+            what = f"no column {absent[0]!r}, which the model needs"
+            raise no_column(what, absent[0], names, name)
         if self._labels == "required" and how.label not in names:
-            raise _no_column(f"labels are needed: no column {how.label!r}", how.label, names, path)
-        known = {*schema.slots, *schema.dense, how.label, how.id}
-        others = tuple(name for name in names if name not in known)
-        self._note(path, [name for name in others if name not in how.ignore])
-        return replace(
+            what = f"labels are needed: no column {how.label!r}"
+            raise no_column(what, how.label, names, name)
+        known = {*needed, how.label, how.id}
+        others = tuple(column for column in names if column not in known)
+        unasked = [column for column in others if column not in how.ignore]
+        self._note(name, "left out, not known to the model", unasked)
+        self._note(name, "taken for missing, not in the first row", absent)
+        how = replace(
             how,
-            label=how.label if how.label in names else NO_COLUMN,
+            label=how.label if how.label in names or how.format == "jsonl" else NO_COLUMN,
             id=how.id if how.id in names else None,
             ignore=others,
+            others=True,
         )
+        # A field of JSON may be in other rows than the first.
+        return replace(how, columns=(*names, *absent)) if how.format == "jsonl" else how
 
-    def _note(self, path: Path, unasked: list[str]) -> None:
-        if unasked:
-            self.notes.append(f"{path}: left out, not known to the model: {', '.join(unasked)}")
+    def _note(self, name: str, what: str, columns: list[str]) -> None:
+        note = f"{name}: {what}: {', '.join(columns)}"
+        if columns and note not in self.notes:
+            self.notes.append(note)
 
-    def _score_all(self, sources: list[tuple[Path, TextSettings]]) -> Iterator[Scores]:
-        for path, how in sources:
+    def _score_all(self, paths: Sequence[Path]) -> Iterator[Scores]:
+        for path in paths:
             rows = self.rows
-            for block in _blocks(path, how, self._bad):
-                self._check_ids(block, path)
-                for scores in self._score(block):
-                    self._check_labels(scores.labels, path, how, self.rows - rows)
-                    self.rows += len(scores.margins)
-                    yield scores
+            with self._open(path, self._bad) as source:
+                for block in _blocks(source):
+                    self._check_ids(block, source.name)
+                    for scores in self._score(block):
+                        self._check_labels(scores.labels, source, self.rows - rows)
+                        self.rows += len(scores.margins)
+                        yield scores
         self._bad.finish(self.rows + self._bad.count)
 
     def _score(self, block: Block) -> Iterator[Scores]:
@@ -164,16 +179,16 @@ class Predictions:
             part = None if ids is None else ids[first : first + ROWS]
             yield Scores(part, loaded.margins(batch), labels)
 
-    def _check_ids(self, block: Block, path: Path) -> None:
+    def _check_ids(self, block: Block, name: str) -> None:
         with_ids = block.ids is not None
         if self._with_ids is None:
-            self._with_ids = (with_ids, path)
+            self._with_ids = (with_ids, name)
         if with_ids != self._with_ids[0]:
-            names = (path, self._with_ids[1]) if with_ids else (self._with_ids[1], path)
+            names = (name, self._with_ids[1]) if with_ids else (self._with_ids[1], name)
             what = "{} has ids of its rows and {} has none".format(*names)
             raise DataError(what, hint="score them one by one")
 
-    def _check_labels(self, labels: np.ndarray, path: Path, how: TextSettings, before: int) -> None:
+    def _check_labels(self, labels: np.ndarray, source: RowSource, before: int) -> None:
         """Refuse rows without a label where there must be one; ``before``: rows before these.
 
         A libsvm row shows by its first token whether it has one, but a file is either of the one
@@ -185,10 +200,10 @@ class Predictions:
         row = before + int(none.argmax()) + 1
         if self._labels == "required":
             what = f"labels are needed: row {row} has none"
-            raise DataError(what, where=str(path), hint="give the data that they belong to")
-        if how.format == "libsvm":
+            raise DataError(what, where=source.name, hint="give the data that they belong to")
+        if source.format in ("libsvm", "libffm"):
             hint = "add it, or say that no row of these files has one (labels: none)"
-            raise DataError(f"row {row} has no label", where=str(path), hint=hint)
+            raise DataError(f"row {row} has no label", where=source.name, hint=hint)
 
 
 def predict(
@@ -199,10 +214,10 @@ def predict(
     max_bad: float = 0.0,
     format: str = "auto",
 ) -> Predictions:
-    """Score the rows of shards, libsvm, csv and tsv files in their order.
+    """Score the rows of files of any format in their order.
 
-    Columns of csv and tsv are found by name. Those that the model does not know are left out and
-    named in ``notes``.
+    Columns of tables are found by name. Those that the model does not know are left out and named
+    in ``notes``. Standard input is looked at only when its turn comes.
 
     Parameters
     ----------
@@ -210,13 +225,13 @@ def predict(
     paths
         Files, from ``ctrps.data.convert.expand``.
     labels
-        ``optional``: as the columns say; rows of libsvm have one. ``required``; ``none``: no row
-        of a libsvm file has one, and those of others are not looked at.
+        ``optional``: as the columns say; rows of libsvm and libffm have one. ``required``;
+        ``none``: no row of these has one, and those of others are not looked at.
     max_bad
         Share of rows, 0 to 1, that may be unreadable. Such rows have no score, so that with any
         of them rows and scores no longer stand side by side.
     format
-        One of ``ctrps.data.formats.FORMATS``.
+        One of ``ctrps.data.reading.FORMATS``.
 
     Returns
     -------
@@ -230,24 +245,17 @@ def predict(
     return Predictions(loaded, paths, TextSettings(format=format, labels=labels, max_bad=max_bad))
 
 
-def _blocks(path: Path, how: TextSettings, bad: BadRows) -> Iterator[Block]:
+def _blocks(source: RowSource) -> Iterator[Block]:
     """Rows of a file as blocks, in order; nothing is kept on disk."""
-    if how.format == "shard":
-        yield from Shard(path).blocks()
+    if source.format == "shard":
+        yield from Shard(source.path).blocks()
         return
     numbers = KeyNumbers()
-    with open_rows(path, how, bad) as source:
-        for rows in source.rows:
-            starts = rows.starts()
-            for first in range(0, rows.rows, ROWS):
-                part = rows.part(first, min(first + ROWS, rows.rows), starts)
-                yield Block.from_rows(part, source.schema, numbers)
-
-
-def column_names(path: Path, form: str) -> tuple[str, ...]:
-    """Names of the columns of a csv or tsv file, sorted; none if it is blank."""
-    with open_rows(path, TextSettings(format=form, label=NO_COLUMN, labels="none"), BadRows()) as s:
-        return s.schema.slots
+    for rows in source.rows:
+        starts = rows.starts()
+        for first in range(0, rows.rows, ROWS):
+            part = rows.part(first, min(first + ROWS, rows.rows), starts)
+            yield Block.from_rows(part, source.schema, numbers)
 
 
 def texts(ids: Ids) -> list[str]:
@@ -265,25 +273,27 @@ def texts(ids: Ids) -> list[str]:
     ]
 
 
-def _check_schema(found: Schema, wanted: Schema, path: Path) -> None:
-    if found != wanted:
-        what = f"it has {_shown(found)}, the model was trained on {_shown(wanted)}"
-        raise DataError(what, where=str(path), hint="give rows made as those of training were")
+def _check_kind(source: RowSource, wanted: Schema, name: str) -> None:
+    """Refuse a shard or key-value text that is not of the model's kind; tables were looked at."""
+    found = source.schema
+    if source.format == "shard" and not (found.extends(wanted) or wanted.extends(found)):
+        raise _other_kind(found, wanted, name)
+    if source.format in PAIRS and not fits(source.format, wanted):
+        raise _other_kind(found, wanted, name)
+
+
+def _other_kind(found: Schema, wanted: Schema, name: str) -> DataError:
+    what = f"it has {_shown(found)}, the model was trained on {_shown(wanted)}"
+    return DataError(what, where=name, hint="give rows made as those of training were")
 
 
 def _shown(schema: Schema) -> str:
-    if schema.weights == "value":
+    if schema.slots == ("",):
         return "key:value pairs without columns"
     names = (*schema.slots, *schema.dense)
-    return f"{len(names)} columns ({', '.join(names[:8])}{', …' if len(names) > 8 else ''})"
-
-
-def _no_column(what: str, name: str, names: tuple[str, ...], path: Path) -> DataError:
-    folded = {other.casefold(): other for other in names}
-    near = difflib.get_close_matches(name.casefold(), folded, 1)
-    some = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
-    hint = f"did you mean {folded[near[0]]!r}? " if near else ""
-    return DataError(what, where=f"{path}:1", hint=f"{hint}the file has the columns {some}")
+    some = f" ({', '.join(names[:8])}{', …' if len(names) > 8 else ''})" if names else ""
+    kind = "fields or namespaces with values" if schema.weights == "value" else "columns"
+    return f"{len(names) or 'other'} {kind}{some}"
 
 
 def write_csv(scores: Iterable[Scores], out: IO[str] | Path) -> int:
@@ -429,23 +439,28 @@ def _score_rows(
     path: Path, group: str | None, form: str
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Scores float64, labels float32 and keys of the group uint64 of a file's rows."""
-    form = detect(path).format if form == "auto" else form
-    if form not in ("csv", "tsv"):
-        what = f"it is a {form} file, and has no column 'score'"
-        raise DataError(what, where=str(path), hint="give csv or tsv with a header, or a model")
-    names = column_names(path, form)
-    for name in ("label", "score", *([group] if group else [])):
-        if name not in names:
-            raise _no_column(f"no column {name!r}", name, names, path)
-    others = tuple(name for name in names if name not in ("label", "score", group))
-    # The score is read as text: the readers' numbers are float32, and would tie close scores.
-    how = TextSettings(format=form, id="score", ignore=others)
-    before = 0
-    with open_rows(path, how, BadRows()) as source:
-        for rows in source.rows:
+    how, before = TextSettings(format=form, id="score"), 0
+    with open_rows(
+        path, how, BadRows(), fit=lambda *found: _score_columns(path, group, *found)
+    ) as s:
+        if s.format not in TABLES:
+            what = f"it is a {s.format} file, and has no column 'score'"
+            raise DataError(what, where=str(path), hint="give csv or tsv with a header, or a model")
+        for rows in s.rows:
             if rows.ids is not None:
                 yield _numbers(texts(rows.ids), path, before), rows.labels, rows.keys
                 before += rows.rows
+
+
+def _score_columns(
+    path: Path, group: str | None, how: TextSettings, names: tuple[str, ...]
+) -> TextSettings:
+    """How to read scores: as texts, for the readers' numbers are float32 and would tie them."""
+    needed = ("label", "score", *([group] if group else []))
+    for name in needed:
+        if name not in names:
+            raise no_column(f"no column {name!r}", name, sorted(names), str(path))
+    return replace(how, ignore=tuple(name for name in names if name not in needed))
 
 
 def _numbers(found: list[str], path: Path, before: int) -> np.ndarray:

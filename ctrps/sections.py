@@ -135,21 +135,27 @@ class DataSection(Section):
     test: tuple[Path, ...] = Field(
         default=(), description="Test files or patterns. Default: what `extract` writes."
     )
-    format: Literal["auto", "shard", "libsvm", "csv", "tsv"] = Field(
-        default="auto", description="Format of these files; auto goes by name and first line."
+    format: Literal["auto", "shard", "libsvm", "libffm", "vw", "criteo", "csv", "tsv", "jsonl"] = (
+        Field(
+            default="auto", description="Format of these files; auto goes by first line and name."
+        )
     )
-    label: str = Field(default="label", min_length=1, description="Column of the label (csv, tsv).")
+    columns: tuple[str, ...] = Field(
+        default=(),
+        description="Names of the columns of a csv or tsv without header; fields of jsonl.",
+    )
+    label: str = Field(default="label", min_length=1, description="Column of the label (tables).")
     numeric: tuple[str, ...] = Field(
-        default=(), description="Columns taken as dense numbers (csv, tsv)."
+        default=(), description="Columns taken as dense numbers (tables)."
     )
-    ignore: tuple[str, ...] = Field(default=(), description="Columns left out (csv, tsv).")
-    id: str | None = Field(default=None, description="Column kept as the row's id (csv, tsv).")
+    ignore: tuple[str, ...] = Field(default=(), description="Columns left out (tables).")
+    id: str | None = Field(default=None, description="Column kept as the row's id (tables).")
     max_bad: Share = Field(
         default=0.0, description="Share of rows that may be unreadable before the run gives up."
     )
     block_rows: BlockRows = Field(default=4096, description="Rows in a block of a converted file.")
     missing: tuple[str, ...] = Field(
-        default=("",), description="Texts that stand for a missing value (csv, tsv)."
+        default=("",), description="Texts that stand for a missing value (tables)."
     )
 
 

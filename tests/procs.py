@@ -46,7 +46,7 @@ def write_rows(path: Path, rows: int, seed: int, clicks: bool = True) -> Path:
 
 
 def settings(**values: object) -> list[str]:
-    """``train_lanes=8`` as the override ``train.lanes=8``."""
+    """``train_lanes=8`` as the override ``train.lanes=8``; ``name`` stays."""
     return [f"{key.replace('_', '.', 1)}={value}" for key, value in values.items()]
 
 

@@ -6,15 +6,16 @@ declared dead. Messages pass through the real encoding. Beside the model under t
 carries an integer counter: a table whose weight counts the rows of data that hold a key, so a push
 that is lost or applied twice shows even where the floats would hide it.
 
-The job comes from ``simjob``. What a run must have come to is in ``verify``; what must hold after
-every event is in each machine's ``check`` and in ``Cluster``.
+The job comes from ``simjob``. What must hold after every event is in each machine's ``check``, in
+``simaudit`` and in ``Cluster``; what a run must have come to is in ``verify``.
 """
 
 import hashlib
 import heapq
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from ctrps.ps import messages
 from ctrps.ps.effects import (
@@ -25,21 +26,25 @@ from ctrps.ps.effects import (
     Connect,
     Evaluated,
     Finish,
+    Keep,
     Load,
     Log,
     Prepare,
     Save,
     Send,
 )
+from ctrps.ps.job import JobSpec
 from ctrps.ps.member import Identity, Limits
-from ctrps.ps.partition import PartitionSet
+from ctrps.ps.partition import NO_MARKS, PartitionSet, PartitionState
 from ctrps.ps.plan import EvaluationPlan, Manifest
-from ctrps.ps.scheduler import JobSpec, Scheduler
-from ctrps.ps.server import Holding, Server
+from ctrps.ps.progress import NO_PROGRESS
+from ctrps.ps.scheduler import Scheduler
+from ctrps.ps.server import Holding
 from ctrps.ps.worker import EVALUATION, Worker
+from tests.simaudit import AuditedServer, Auditor, Ledger
 from tests.simjob import (
     Setup,
-    names_of_plan,
+    merged,
     row_bytes,
     rows_with_key,
     scores_alone,
@@ -47,22 +52,20 @@ from tests.simjob import (
 )
 
 
-class AuditedServer(Server):
-    """A server that keeps a ledger of what it applied, beside its rows."""
+class Stored(NamedTuple):
+    """A committed checkpoint, with the ledgers of its partitions."""
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.ledger: list[tuple[int, int, int]] = []
+    pass_: int
+    step: int
+    border: bool
+    states: dict[int, PartitionState]
+    ledgers: dict[int, Ledger]
 
-    def _advance(self, now):
-        step, pass_ = self.partitions.step, self.partitions.pass_
-        lanes = sorted(self._lanes)
-        effects = super()._advance(now)
-        if self.partitions.step > step:
-            names = [(pass_, lane, step) for lane in lanes]
-            assert not set(names) & set(self.ledger), "a batch was applied twice"
-            self.ledger += names
-        return effects
+    def position(self, passes: int) -> tuple[int, int]:
+        """Pass and step at which a run of so many passes goes on."""
+        if self.border and self.pass_ + 1 < passes:
+            return self.pass_ + 1, 0
+        return self.pass_, self.step
 
 
 @dataclass
@@ -71,7 +74,7 @@ class Process:
 
     name: str
     role: str
-    machine: Scheduler | Server | Worker
+    machine: Scheduler | AuditedServer | Worker
     alive: bool = True
     status: int | None = None
     reason: str = ""
@@ -100,16 +103,18 @@ class Cluster:
         Training files that cannot be read.
     slow
         Seconds more than others that a worker needs for a batch.
-    disk
-        Committed checkpoints: pass, step, rows of each partition.
-    interrupt_at, resume
-        When somebody asks to stop; the checkpoint to begin from.
+    disk, kept
+        Committed checkpoints by their id; ids of those that were the best.
+    interrupt_at, kill_at, resume
+        When somebody asks to stop, and when everything is killed; the checkpoint to begin from.
+    badness
+        Figures by which the evaluations of the test rows are judged, in turn.
     """
 
     def __init__(
         self,
         setup: Setup,
-        server_class: type[Server] = AuditedServer,
+        server_class: type[AuditedServer] = AuditedServer,
         worker_class: type[Worker] = Worker,
         end_s: float = 2000.0,
     ):
@@ -124,8 +129,10 @@ class Cluster:
         # A fifth of all messages may be lost: five beats in a row are then no sign of death.
         self.limits = Limits(server_silent_s=30.0)
         self.processes: dict[str, Process] = {}
-        self.disk: dict[int, tuple[int, int, dict[int, object]]] = {}
-        self.files: dict[tuple[int, str], object] = {}
+        self.disk: dict[int, Stored] = {}
+        self.files: dict[tuple[int, str], tuple[dict, dict]] = {}
+        self.kept: list[int] = []
+        self.badness: list[float | None] = []
         self.evaluated: Evaluated | None = None
         self.messages = 0
         self.history = hashlib.blake2b()
@@ -134,8 +141,10 @@ class Cluster:
         self.damaged: set[int] = set()
         self.slow: dict[str, float] = {}
         self.interrupt_at: float | None = None
+        self.kill_at: float | None = None
         self.resume: int | None = None
-        self.plans = setup.plans()
+        self.auditor = Auditor(setup)
+        self.plans = self.auditor.plans
         self.test_plan = EvaluationPlan(setup.test.files)
         self.first_step = [sum(p.steps for p in self.plans[:n]) for n in range(setup.passes)]
 
@@ -161,8 +170,7 @@ class Cluster:
         setup = self.setup
         resume = None
         if self.resume is not None:
-            pass_, step, _ = self.disk[self.resume]
-            resume = (self.resume, pass_, step)
+            resume = (self.resume, *self.disk[self.resume].position(setup.passes))
         spec = JobSpec(
             "sim",
             "digest",
@@ -173,6 +181,9 @@ class Cluster:
             setup.settings,
             setup.manifest,
             resume,
+            setup.checkpoint_s,
+            setup.evaluate_each,
+            setup.patience,
         )
         self._add("scheduler", "scheduler", Scheduler(spec, self.limits, self.now))
         for i in range(setup.servers):
@@ -186,6 +197,8 @@ class Cluster:
             self.at(self.rng.uniform(3, 10), self._suspect)
         if self.interrupt_at is not None:
             self.at(self.interrupt_at, self._interrupt)
+        if self.kill_at is not None:
+            self.at(self.kill_at, self._kill_all)
 
     def start(self, name: str, role: str, **identity_changes) -> None:
         """Start a server or worker now, unless the scheduler is gone."""
@@ -194,9 +207,12 @@ class Cluster:
         boot = f"{name}-{self.rng.random()}"
         identity = Identity(role, "sim", "digest", "kernel", boot, name, messages.PROTOCOL)
         identity = replace(identity, **identity_changes)
-        cls = self.server_class if role == "server" else self.worker_class
         args = (identity, self.limits, self.now, self.model, self.setup.settings)
-        process = self._add(name, role, cls(*args))
+        if role == "server":
+            machine = self.server_class(*args, self.setup.staleness)
+        else:
+            machine = self.worker_class(*args, self.setup.window)
+        process = self._add(name, role, machine)
         self._perform(process, process.machine.on_start(self.now))
 
     def _add(self, name: str, role: str, machine) -> Process:
@@ -230,6 +246,10 @@ class Cluster:
         self.crashed[name] = self.now
         self.log.append(f"{self.now:.1f} crash of {name}")
 
+    def _kill_all(self) -> None:
+        for process in self.processes.values():
+            process.alive = False
+
     def _suspect(self) -> None:
         """Hold up a worker: the scheduler declares it dead, and it comes back as a zombie."""
         workers = [p for p in self.processes.values() if p.role == "worker" and p.alive]
@@ -254,13 +274,19 @@ class Cluster:
             self._perform_one(process, effect)
 
     def _check_skew(self) -> None:
-        """All servers are in one pass and within one step, the end of a pass being a step too."""
+        """sync: all servers are within one step, and step 0 is that after the end of a pass.
+
+        Else: a server that is a pass behind has done all of it.
+        """
         serving = [
             p.machine.partitions
             for p in self.processes.values()
             if p.role == "server" and p.alive and p.machine.holding is Holding.SERVING
         ]
         at = [self.first_step[p.pass_] + p.step for p in serving]
+        if self.setup.mode != "sync":
+            last = max((p.pass_ for p in serving), default=0)
+            at = [self.first_step[last] - n for n in at if n < self.first_step[last]] + [0]
         assert not at or max(at) - min(at) <= 1, f"servers are apart: {at}"
 
     def _later(self, process: Process, delay: float, event: Callable[[], list]) -> None:
@@ -282,28 +308,28 @@ class Cluster:
             case Prepare():
                 self._later(process, work_s, lambda: self._read(machine, effect))
             case Compute():
+                if self.setup.mode == "ssp" and effect.purpose == "train":
+                    self.auditor.check_bound(effect.pass_, effect.number, self.servers)
                 result = self._compute(effect)
                 work_s += self.slow.get(process.name, 0)
                 self._later(
                     process, work_s, lambda: machine.on_computed(effect.token, result, self.now)
                 )
             case Load():
-                pass_, step, rows = self.disk[effect.checkpoint]
-                chosen = {p: rows[p] for p in effect.partitions}
-                self._later(
-                    process, work_s, lambda: machine.on_loaded(chosen, pass_, step, self.now)
-                )
+                self._later(process, work_s, lambda: self._load(machine, effect))
             case Save():
                 self._save(process, effect)
             case Commit():
-                rows = {p: self.files[effect.checkpoint, name][p] for p, name, *_ in effect.files}
-                assert sorted(rows) == list(range(self.setup.partitions))
-                self.disk[effect.checkpoint] = (effect.pass_, effect.step, rows)
+                self._commit(machine, effect)
                 self._later(
                     process, work_s, lambda: machine.on_committed(effect.checkpoint, self.now)
                 )
             case Evaluated():
                 self.evaluated = effect
+                badness = self.badness.pop(0) if self.badness else None
+                self._later(process, work_s, lambda: machine.on_scored(badness, self.now))
+            case Keep():
+                self.kept.append(effect.checkpoint)
             case Log():
                 self.log.append(f"{self.now:.1f} {process.name}: {effect.text}")
             case Finish():
@@ -331,12 +357,40 @@ class Cluster:
 
     def _save(self, process: Process, effect: Save) -> None:
         name = f"{process.name}-{effect.view}"
-        self.files[effect.checkpoint, name] = effect.rows
-        files = [[p, name, 1, "digest"] for p in effect.rows]
+        ledgers = {p: ledger.copy() for p, ledger in process.machine.ledger.items()}
+        for partition, state in effect.partitions.items():
+            self.auditor.check_state(effect.pass_, partition, state, ledgers[partition])
+        self.files[effect.checkpoint, name] = (effect.partitions, ledgers)
+        files = [(p, name, 1, "digest") for p in effect.partitions]
         delay = self.rng.choice([0.01, 0.5])
         self._later(
             process, delay, lambda: process.machine.on_saved(effect.checkpoint, files, self.now)
         )
+
+    def _commit(self, scheduler: Scheduler, effect: Commit) -> None:
+        states: dict[int, PartitionState] = {}
+        ledgers: dict[int, Ledger] = {}
+        for partition, name, *_ in effect.files:
+            saved, beside = self.files[effect.checkpoint, name]
+            states[partition], ledgers[partition] = saved[partition], beside[partition]
+        assert sorted(states) == list(range(self.setup.partitions))
+        if effect.border:
+            self.auditor.check_complete(effect.pass_, ledgers)
+            self.auditor.check_figures(scheduler.training.figures)
+        stored = Stored(effect.pass_, effect.step, effect.border, states, ledgers)
+        self.disk[effect.checkpoint] = stored
+
+    def _load(self, server: AuditedServer, effect: Load) -> list:
+        stored = self.disk[effect.checkpoint]
+        pass_, step = stored.position(self.setup.passes)
+        states = {p: stored.states[p] for p in effect.partitions}
+        if pass_ != stored.pass_:
+            states = {
+                p: state._replace(marks=NO_MARKS, progress=NO_PROGRESS)
+                for p, state in states.items()
+            }
+        server.ledger = {p: stored.ledgers[p].copy() for p in effect.partitions}
+        return server.on_loaded(states, pass_, step, self.now)
 
     # -- network --------------------------------------------------------------------------------
 
@@ -367,7 +421,7 @@ class Cluster:
     # -- results --------------------------------------------------------------------------------
 
     @property
-    def servers(self) -> list[Server]:
+    def servers(self) -> list[AuditedServer]:
         """The servers of the view, dead or alive."""
         machines = [p.machine for p in self.processes.values() if p.role == "server"]
         return [machine for machine in machines if machine.owned]
@@ -380,29 +434,30 @@ class Cluster:
         return later
 
 
-def verify(
-    cluster: Cluster, alone: PartitionSet | None = None, before: Iterable[tuple] = ()
-) -> None:
-    """Assert that a job that ran to its end did what the plan says, bit by bit.
+def verify(cluster: Cluster, alone: PartitionSet | None = None) -> None:
+    """Assert that a job that ran to its end did what the plan says, and in sync mode its bits.
 
     Parameters
     ----------
     cluster
     alone
         Result of ``train_alone`` where the caller has it.
-    before
-        Names of the batches that an earlier run had done.
     """
     setup, scheduler = cluster.setup, cluster.processes["scheduler"]
     assert scheduler.status == 0, scheduler.reason
-    alone = alone or train_alone(setup)
-    counts = alone.tables[-1]
+    owners = [server.partitions for server in cluster.servers]
+    found = merged(owners)
+    counts = found.tables[-1]
     counted = counts.weights(counts.keys, absent_initial=False)[:, 0]
     assert dict(zip(counts.keys.tolist(), counted, strict=True)) == rows_with_key(setup)
+    if setup.mode == "sync":
+        alone = alone or train_alone(setup)
+        assert row_bytes(owners) == row_bytes([alone]), "rows differ from those of one process"
 
-    found = row_bytes([server.partitions for server in cluster.servers])
-    assert found == row_bytes([alone]), "rows differ from those of one process"
+    ledgers = {p: ledger for server in cluster.servers for p, ledger in server.ledger.items()}
+    for pass_ in range(setup.passes):
+        cluster.auditor.check_complete(pass_, ledgers)
     for server in cluster.servers:
-        assert sorted([*before, *server.ledger]) == names_of_plan(setup)
+        assert set(server.ledger) == set(server.owned)
     scores = [s.tobytes() for s in cluster.evaluated.scores] if cluster.evaluated else []
-    assert scores == scores_alone(setup, alone)
+    assert scores == scores_alone(setup, found)

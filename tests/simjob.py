@@ -13,7 +13,7 @@ import numpy as np
 from ctrps import models
 from ctrps.config import JobConfig
 from ctrps.kernels import keys as key_kernels
-from ctrps.models import Gradient, Minibatch
+from ctrps.models import Minibatch
 from ctrps.ps.partition import PartitionSet, contribute
 from ctrps.ps.plan import DataFile, EvaluationPlan, Manifest, Plan, PlanSettings
 
@@ -40,7 +40,7 @@ class CountingModel:
     def gradient(self, batch, weights):
         result = self._model.gradient(batch, weights[:2])
         ones = batch.counts.astype(np.float32).reshape(-1, 1)
-        return Gradient((*result.tables, ones), result.loss_sum)
+        return result._replace(tables=(*result.tables, ones))
 
 
 def replace_optimizer(block):
@@ -78,10 +78,14 @@ class Data:
             files.append(DataFile(f"f{len(files)}", str(size), blocks))
         return cls(keys, labels, tuple(files))
 
-    def minibatch(self, model, plan: Plan | EvaluationPlan, ref) -> Minibatch:
+    def rows_of(self, plan: Plan | EvaluationPlan, ref) -> list[int]:
+        """Numbers of a batch's rows."""
         first = sum(sum(f.block_rows) for f in self.files[: ref.file])
         first += sum(self.files[ref.file].block_rows[: ref.block])
-        rows = [first + int(r) for r in plan.row_numbers(ref)]
+        return [first + int(row) for row in plan.row_numbers(ref)]
+
+    def minibatch(self, model, plan: Plan | EvaluationPlan, ref) -> Minibatch:
+        rows = self.rows_of(plan, ref)
         return build_minibatch(
             [self.keys[r] for r in rows], [self.labels[r] for r in rows], model.partition_bits
         )
@@ -129,7 +133,10 @@ class Faults:
 
 @dataclass
 class Setup:
-    """A job and its faults, drawn from a seed."""
+    """A job and its faults, drawn from a seed.
+
+    ``staleness`` is ssp's bound, ``window`` that of batches in flight.
+    """
 
     seed: int
     workers: int
@@ -143,10 +150,16 @@ class Setup:
     data: Data
     test: Data
     faults: Faults
+    mode: str = "sync"
+    staleness: int = 8
+    window: int = 2
+    checkpoint_s: float = 0.0
+    evaluate_each: bool = False
+    patience: int = 0
 
     @classmethod
-    def drawn(cls, seed: int) -> "Setup":
-        rng = random.Random(seed)
+    def drawn(cls, seed: int, mode: str = "sync") -> "Setup":
+        rng, more = random.Random(seed), random.Random(f"{mode} {seed}")
         rows = rng.choice([1, 7, 40, 103])
         return cls(
             seed=seed,
@@ -161,15 +174,22 @@ class Setup:
             data=Data.drawn(rng, rows, rng.choice([6, 60])),
             test=Data.drawn(rng, rng.choice([0, 5, 30]), 80),
             faults=Faults.drawn(rng),
+            mode=mode,
+            staleness=more.choice([0, 1, 2, 8]),
+            window=more.choice([1, 2, 3]),
+            checkpoint_s=more.choice([0.0, 0.0, 0.3, 1.5]),
+            evaluate_each=more.choice([False, True]),
         )
 
     def __str__(self) -> str:
-        shape = f"W={self.workers} S={self.servers} G={self.lanes} {self.kind}"
-        return f"seed {self.seed}: {shape} rows={len(self.data.labels)} {self.faults}"
+        nodes = f"W={self.workers} S={self.servers} G={self.lanes}"
+        mode = f"{self.mode} staleness={self.staleness} window={self.window}"
+        shape = f"{mode} {nodes} {self.kind} rows={len(self.data.labels)}"
+        return f"seed {self.seed}: {shape} {self.faults}"
 
     @property
     def settings(self) -> PlanSettings:
-        return PlanSettings(self.batch_rows, self.lanes, 4, self.shuffle, self.seed)
+        return PlanSettings(self.batch_rows, self.lanes, 4, self.shuffle, self.seed, self.mode)
 
     @property
     def manifest(self) -> Manifest:
@@ -232,11 +252,20 @@ def scores_alone(setup: Setup, partitions: PartitionSet) -> list[bytes]:
     return scores
 
 
+def merged(owners: list[PartitionSet]) -> PartitionSet:
+    """The rows of all owners in one place."""
+    whole = PartitionSet(owners[0].model)
+    for owner in owners:
+        for state in owner.snapshot():
+            whole.load(state.tables)
+    return whole
+
+
 def row_bytes(owners: list[PartitionSet]) -> list[bytes]:
     """Keys and rows of all partitions, in one canonical order."""
     out = []
     for copies in zip(*(owner.snapshot() for owner in owners), strict=True):
-        for sets in zip(*copies, strict=True):
+        for sets in zip(*(state.tables for state in copies), strict=True):
             held = [s for s in sets if len(s.keys)]
             assert len(held) <= 1, "a partition is held twice"
             out += [array.tobytes() for s in held for array in s]

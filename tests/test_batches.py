@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from ctrps.data.batches import Batcher, BlockBatches, minibatch
+from ctrps.data.batches import BlockBatches
 from ctrps.data.shards import Block, Rows, Schema, Shard, ShardWriter
 from ctrps.errors import DataError
 from ctrps.kernels.keys import dense_key
 from tests import naive, naive_data
+from tests.batching import minibatch
 
 
 def make_rows(seed, rows, schema, values=False):
@@ -95,20 +96,6 @@ def test_a_row_that_is_not_there_is_an_error():
             minibatch(block, np.int64(order), schema, 0)
 
 
-def test_a_batcher_goes_from_block_to_block_and_reads_each_once(tmp_path):
-    schema = Schema(("a", "b"), ("x",))
-    rows = make_rows(4, 25, schema)
-    with ShardWriter(tmp_path / "a.shard", schema, 10) as writer:
-        writer.add(rows)
-    batcher = Batcher(Shard(tmp_path / "a.shard"), 2)
-    for number, size in enumerate((10, 10, 5)):
-        order = np.arange(size)[::-1]
-        batch = batcher.minibatch(number, order)
-        assert batcher.block(number) is batcher.block(number)
-        part = rows.part(number * 10, number * 10 + size)
-        check(batch, part, order, schema, 2)
-
-
 def test_a_damaged_block_is_a_data_error(tmp_path):
     schema = Schema(("a",))
     path = tmp_path / "a.shard"
@@ -118,4 +105,4 @@ def test_a_damaged_block_is_a_data_error(tmp_path):
     data[60] ^= 1
     path.write_bytes(data)
     with pytest.raises(DataError, match="record 0"):
-        Batcher(Shard(path), 2).minibatch(0, np.arange(3))
+        Shard(path).block(0)

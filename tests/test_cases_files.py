@@ -137,10 +137,15 @@ def test_malformed_features_are_named_or_skipped():
     assert rows.counts.tolist() == [[2], [0], [2]]
 
 
-def test_triples_are_not_taken_for_pairs():
+def test_pairs_and_triples_are_not_taken_for_each_other():
     name = "06-malformed-features/ffm_mixed.libffm"
-    with pytest.raises(DataError, match="libffm"):
+    with pytest.raises(DataError, match=r"ffm_mixed.libffm:2:3: expected field:key.* found '0:2'"):
         read(name)
+    schema, rows, bad = read(name, max_bad=1.0)
+    assert (rows.rows, bad.count) == (2, 3)
+    assert [(row.line, row.text) for row in bad.first] == [(2, "0:2"), (3, "0:3:1:4"), (4, "a:3:1")]
+    assert (schema.slots, rows.counts.tolist()) == (("0", "1"), [[1, 1], [1, 0]])
+    assert rows.keys.tolist() == [3, 7, 3]
     with pytest.raises(DataError, match=r"ffm_mixed.libffm:1:3: .* found '0:3:1'"):
         read(name, TextSettings("libsvm"))
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from ctrps.data.badrows import BadRows
 from ctrps.data.convert import expand, to_shards
-from ctrps.data.formats import TextSettings, detect, open_rows, read_rows
+from ctrps.data.detect import detect
+from ctrps.data.formats import TextSettings, open_rows, read_rows
 from ctrps.data.shards import Schema, Shard, ShardWriter, joined
 from ctrps.data.textfile import TextFile
 from ctrps.errors import ConfigError, DataError
@@ -261,9 +262,8 @@ def test_the_format_is_told_by_content_before_the_name(tmp_path, name, text, for
 
 
 def test_a_format_that_cannot_be_told_is_an_error(tmp_path):
-    for text, message in (("label\n1\n", "data.format"), ("1 0:3:1 1:7:0.5\n", "libffm")):
-        with pytest.raises(DataError, match=message):
-            detect(write(tmp_path / "a", text))
+    with pytest.raises(DataError, match="data.format"):
+        detect(write(tmp_path / "a", "label\n1\n"))
 
 
 # patterns

@@ -6,7 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ctrps.errors import LocalProtocolError
 from ctrps.ps.effects import SCHEDULER, Compute, Finish, Log, Prepare, Save, Send
+from ctrps.ps.job import JobSpec
 from ctrps.ps.member import Identity, Life, Limits
 from ctrps.ps.messages import (
     PROTOCOL,
@@ -21,9 +23,10 @@ from ctrps.ps.messages import (
     Welcome,
 )
 from ctrps.ps.partition import contribute
-from ctrps.ps.scheduler import JobSpec, Scheduler
+from ctrps.ps.scheduler import Scheduler
 from ctrps.ps.server import Server
-from ctrps.ps.worker import Stage, Worker
+from ctrps.ps.tasks import Stage
+from ctrps.ps.worker import Worker
 from tests.simjob import Setup, plain, row_bytes
 
 # -- single messages to a scheduler -------------------------------------------------------------
@@ -65,7 +68,7 @@ def test_a_node_that_does_not_belong_is_refused_with_both_values(wrong, why, val
     (refused,) = answers(scheduler.on_message("b", register(**wrong), 0.0))
     assert refused.why == why
     assert all(value in refused.detail for value in values)
-    assert len(scheduler.nodes) == 1
+    assert len(scheduler.roster.nodes) == 1
 
 
 def test_more_servers_than_asked_are_refused():
@@ -112,24 +115,25 @@ def server_of(setup: Setup) -> Server:
 
 def push_of(server: Server, lane: int, **values) -> Push:
     """What a worker would push for the batch of a lane at the server's step."""
-    model, step, plan = server.model, server.partitions.step, server._plan
+    model, step, plan = server.model, server.partitions.step, server.mode.plan
     batch = plain().data.minibatch(model, plan, plan.batch(lane, step))
     keys = tuple(s.keys for s in model.key_sets(batch))
     part = contribute(model, batch, server.partitions.pull(keys))
-    push = Push(1, 100 + lane, 0, lane, step, *part)
+    push = Push(1, 100 + lane, 0, lane, step, part.rows, 0, *part[1:])
     return replace(push, **values)
 
 
 def do_step(server: Server) -> list[Push]:
     pushes = [push_of(server, lane) for lane in range(4)]
     for push in pushes:
-        assert Pushed(push.request) in answers(server.on_message("w", push, 0.0))
+        taken = Pushed(push.request, push.batch)
+        assert taken in answers(server.on_message("w", push, 0.0))
     return pushes
 
 
 def state(server: Server) -> tuple:
     rows = row_bytes([server.partitions])
-    return rows, server.partitions.step, sorted(server._lanes), server.partitions.keys_held
+    return rows, server.partitions.step, server.mode.missing(), server.partitions.keys_held
 
 
 def with_nan(arrays):
@@ -147,6 +151,11 @@ SPOILED: dict[str, Callable[[Push], dict]] = {
     "a count of 0": lambda p: {"counts": tuple(c * 0 for c in p.counts)},
     "a batch ahead": lambda p: {"batch": p.batch + 1},
     "no such lane": lambda p: {"lane": 4},
+    "no such batch": lambda p: {"batch": 1000},
+    "a score less": lambda p: {"scores": (p.scores[0][1:], p.scores[1])},
+    "labels of float64": lambda p: {"scores": (p.scores[0], p.scores[1].astype(np.float64))},
+    "no labels": lambda p: {"scores": p.scores[:1]},
+    "more scores than rows": lambda p: {"rows": p.rows - 1},
 }
 
 
@@ -161,7 +170,7 @@ def test_case_11_a_server_refuses_a_spoiled_push_and_stays_as_it_was(how):
     assert state(server) == before
     if how == "a NaN":
         assert refused.detail == "a gradient of pass 0 lane 1 batch 1 is not finite"
-    assert answers(server.on_message("w", push, 0.0)) == [Pushed(push.request)]
+    assert answers(server.on_message("w", push, 0.0)) == [Pushed(push.request, 1)]
 
 
 def test_a_repeated_push_is_acknowledged_and_changes_nothing():
@@ -172,7 +181,7 @@ def test_a_repeated_push_is_acknowledged_and_changes_nothing():
     before = state(server)
     for push in (*pushes, early):
         again = replace(push, request=999)
-        assert answers(server.on_message("v", again, 0.0)) == [Pushed(999)]
+        assert answers(server.on_message("v", again, 0.0)) == [Pushed(999, push.batch)]
         assert state(server) == before
 
 
@@ -181,9 +190,11 @@ def test_two_different_copies_of_a_push_stop_the_job():
     push = push_of(server, 2)
     server.on_message("w0", push, 0.0)
     other = replace(push, gradients=tuple(g + np.float32(1) for g in push.gradients))
-    (status,) = answers(server.on_message("w1", other, 0.0))
-    words = "two copies of pass 0 lane 2 batch 0 differ, from 'w0' and 'w1'"
-    assert (status.fault, status.fault_status) == (words, 1)
+    before = state(server)
+    with pytest.raises(LocalProtocolError) as error:
+        server.on_message("w1", other, 0.0)
+    assert error.value.what == "two copies of pass 0 lane 2 batch 0 differ, from 'w0' and 'w1'"
+    assert state(server) == before
 
 
 def pull(server: Server, batch: int, keys, request: int = 1, **values) -> list:
@@ -293,7 +304,8 @@ def ask(setup: Setup, worker: Worker, lease: Orders) -> Pulled:
     ]
     (request,) = answers(sends)
     tables = zip(request.keys, worker.model.tables, strict=True)
-    return Pulled(request.request, tuple(np.ones((len(k), t.dim), np.float32) for k, t in tables))
+    weights = tuple(np.ones((len(k), t.dim), np.float32) for k, t in tables)
+    return Pulled(request.request, 0, request.batch - 1, weights)
 
 
 @pytest.mark.parametrize("worker_class", [Worker, MatchesByName])
@@ -375,7 +387,7 @@ def test_a_node_declared_dead_is_fenced():
     for role in ("server", "worker"):
         scheduler.on_message(role, register(role=role, boot=role), 0.0)
     scheduler.on_tick(4.0)
-    assert scheduler.nodes[1].dead
+    assert scheduler.roster[1].dead
     status = Status(1, 0, 1, 0, 1, -1, -1, True, [], -1, -1, [], {}, "", 0, "", [], ())
     (stop,) = answers(scheduler.on_message("worker", status, 4.0))
     assert (stop.phase, stop.exit_status) == ("stop", 4)

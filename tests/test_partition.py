@@ -14,6 +14,7 @@ from tests import naive, naive_ps
 from tests.simjob import row_bytes
 
 BITS = 4
+ARRAYS = ("keys", "gradients", "counts")
 DEFAULT = {}
 PLAIN_STEPS = {"w": {"kind": "sgd", "alpha": 0.3, "l2": 0.1}, "v": {"kind": "sgd", "alpha": 0.2}}
 SPARSE_FTRL = {
@@ -157,7 +158,7 @@ def share(part: Contribution, owners: np.ndarray, node: int) -> Contribution:
         mine.append(owners[partition] == node)
     fields = {
         name: tuple(a[m] for a, m in zip(getattr(part, name), mine, strict=True))
-        for name in ("keys", "gradients", "counts")
+        for name in ARRAYS
     }
     return part._replace(**fields)
 
@@ -245,15 +246,15 @@ def test_a_snapshot_is_sorted_complete_and_a_copy():
     partitions = trained(model, random_steps(model, 7))
     saved = partitions.snapshot()
     assert len(saved) == 1 << BITS
-    for number, sets in enumerate(saved):
-        for rows in sets:
+    for number, state in enumerate(saved):
+        for rows in state.tables:
             assert naive.partition_of(rows.keys, BITS) == [number] * len(rows.keys)
             assert rows.keys.tolist() == sorted(set(rows.keys.tolist()))
     for at, table in enumerate(partitions.tables):
-        assert sum(len(sets[at].keys) for sets in saved) == table.used
-    before = [as_bytes(rows) for sets in saved for rows in sets]
+        assert sum(len(state.tables[at].keys) for state in saved) == table.used
+    before = [as_bytes(rows) for state in saved for rows in state.tables]
     partitions.apply(random_steps(model, 8)[0])
-    assert [as_bytes(rows) for sets in saved for rows in sets] == before
+    assert [as_bytes(rows) for state in saved for rows in state.tables] == before
 
 
 @pytest.mark.parametrize(("first", "then"), [(1, 3), (3, 1), (3, 5), (5, 2), (16, 1)])
@@ -262,8 +263,8 @@ def test_rows_saved_by_some_servers_load_on_others_and_go_on(first, then):
     steps = random_steps(model, 9, steps=8)
     files: dict[int, list[RowSet]] = {}
     for node, partitions in enumerate(spread_over(model, steps[:4], first, {})):
-        rows, owners = partitions.snapshot(), assign(1 << BITS, range(first))
-        files |= {p: rows[p] for p, owner in enumerate(owners) if owner == node}
+        states, owners = partitions.snapshot(), assign(1 << BITS, range(first))
+        files |= {p: states[p].tables for p, owner in enumerate(owners) if owner == node}
     later = spread_over(model, steps[4:], then, files)
     assert row_bytes(later) == row_bytes([trained(model, steps)])
 
@@ -286,14 +287,14 @@ def spread_over(model, steps, servers: int, files: dict[int, list[RowSet]]) -> l
 
 def test_same_bits():
     part = contribution(model_of(), np.random.default_rng(1), pool_of(np.random.default_rng(1)))
-    copies = [tuple(a.copy() for a in arrays) for arrays in part[2:]]
+    copies = [tuple(a.copy() for a in getattr(part, name)) for name in ARRAYS]
     assert part.same_bits(Contribution(part.rows, part.loss_sum, *copies))
-    for name in ("keys", "gradients", "counts"):
+    for name in ARRAYS:
         other = tuple(a.copy() for a in getattr(part, name))
         other[0].view(np.uint8).reshape(-1)[-1] ^= 1
         assert not part.same_bits(part._replace(**{name: other}))
     assert not part.same_bits(part._replace(rows=part.rows + 1))
-    fewer = {name: tuple(a[:-1] for a in getattr(part, name)) for name in part._fields[2:]}
+    fewer = {name: tuple(a[:-1] for a in getattr(part, name)) for name in ARRAYS}
     assert not part.same_bits(part._replace(**fewer))
 
 

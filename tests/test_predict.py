@@ -14,7 +14,6 @@ from ctrps import checkpoint, models
 from ctrps.checkpoint import Manifest
 from ctrps.config import load_job
 from ctrps.data.badrows import BadRows
-from ctrps.data.batches import minibatch
 from ctrps.data.formats import TextSettings, open_rows
 from ctrps.data.shards import Block, ShardWriter, joined
 from ctrps.errors import CheckpointError, DataError
@@ -57,11 +56,12 @@ def train(folder, path, settings, passes=5):
 def save(folder, job, held, schema, changes=()):
     folder.mkdir(exist_ok=True)
     tables = held.model.tables
+    names = [table.name for table in tables]
     files = [
         checkpoint.write_partition(
-            folder, p, 1, 1, 0, [(t.name, *rows) for t, rows in zip(tables, sets, strict=True)]
+            folder, p, 1, 1, 0, [(n, *rows) for n, rows in zip(names, state.tables, strict=True)]
         )
-        for p, sets in enumerate(held.snapshot())
+        for p, state in enumerate(held.snapshot())
     ]
     data = job.data
     text = {"label": data.label, "id": data.id}

@@ -258,7 +258,7 @@ def test_case_20_more_nodes_than_work():
     data = Data(
         [[1, 2], [1], [3], [], [2, 3], [1]],
         [0, 1, 1, 0, 0, 1],
-        (DataFile("f0", "6", (6,)), DataFile("f1", "0", ()), DataFile("f2", "0", (0,))),
+        (DataFile("f0", "6", (6,)), DataFile("f1", "0", ()), DataFile("f2", "0", ())),
     )
     setup = plain(data=data, workers=9, servers=7, lanes=2, batch_rows=1)
     cluster = run(Cluster(setup))

@@ -1,11 +1,16 @@
 """Who owns which partition and who computes which lane, after any sequence of events."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctrps.ps.leases import EvaluationLeases, TrainingLeases
+from ctrps.ps.evaluation import LANES_AT_ONCE, Evaluation
+from ctrps.ps.leases import QueueLeases, TrainingLeases
+from ctrps.ps.messages import Status
+from ctrps.ps.plan import DataFile
 from ctrps.ps.view import View, assign
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=200)
@@ -145,79 +150,135 @@ def test_all_workers_lost():
     assert leases.held_by(6) == [0, 1]
 
 
-# -- lanes of an evaluation ---------------------------------------------------------------------
-
-
-def result(lane: int, copy: int = 0) -> tuple[np.ndarray, ...]:
-    return (np.float32([lane, copy]),)
+# -- short lanes from a queue -------------------------------------------------------------------
 
 
 @given(st.integers(0, 12), st.data())
 @repeatable
-def test_every_evaluation_lane_is_done_while_somebody_works(lanes, data):
-    leases, workers = EvaluationLeases(lanes), [0, 1]
-    leases.open(workers)
+def test_every_short_lane_is_done_while_somebody_works(lanes, data):
+    leases, workers = QueueLeases(at_once=2), [0, 1]
+    leases.open(range(lanes), workers)
+    claimed: set[int] = set()
     for _ in range(200):
-        if leases.complete:
+        if not leases.unfinished:
             break
-        what = data.draw(st.sampled_from(["finish", "finish", "finish", "deal", "share"]))
+        what = data.draw(st.sampled_from(["finish", "claim", "confirm", "deal", "share"]))
+        worker = data.draw(st.sampled_from(workers))
         if what == "deal":
             workers = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=3, unique=True))
             leases.deal(workers)
         elif what == "share":
             leases.share()
-        else:
-            worker = data.draw(st.sampled_from(workers))
-            for lane in leases.held_by(worker)[:1]:
-                leases.finish(lane, result(lane))
-            leases.refill(worker)
-        assert all(len(leases.held_by(worker)) <= 2 * leases.at_once for worker in workers)
-        assert all(set(holders) <= set(workers) for holders in leases.open_lanes())
+        elif what == "confirm":
+            for lane in sorted(claimed)[:1]:
+                claimed.discard(lane)
+                leases.finish(lane)
+        for lane in leases.held_by(worker)[:1]:
+            if what == "finish":
+                leases.finish(lane)
+            elif what == "claim":
+                leases.claim(worker, lane)
+                claimed.add(lane)
+        check_queue(leases, workers, lanes)
     for _ in range(lanes + 1):
-        for worker in workers:
-            for lane in leases.held_by(worker):
-                leases.finish(lane, result(lane))
-            leases.refill(worker)
-    assert leases.complete
-    assert [int(scores[0]) for (scores,) in leases.results()] == list(range(lanes))
+        for lane in [lane for worker in workers for lane in leases.held_by(worker)]:
+            leases.finish(lane)
+        for lane in claimed:
+            leases.finish(lane)
+    assert not leases.unfinished
 
 
-def test_the_first_result_of_a_lane_counts():
-    leases = EvaluationLeases(1)
-    leases.open([1, 2])
-    leases.share()
-    assert leases.held_by(1) == leases.held_by(2) == [0]
-    leases.finish(0, result(0, copy=1))
-    leases.finish(0, result(0, copy=2))
-    assert leases.results()[0][0].tolist() == [0, 1]
-    assert leases.held_by(2) == []
+def check_queue(leases: QueueLeases, workers: list[int], lanes: int) -> None:
+    """Nobody holds more than its share, and only live workers hold open lanes."""
+    assert all(len(leases.held_by(worker)) <= leases.at_once for worker in workers)
+    for lane in range(lanes):
+        assert set(leases.holders(lane)) <= set(workers)
+        assert lane in leases.unfinished or not leases.holders(lane)
 
 
-def test_lanes_are_handed_out_a_few_at_a_time():
-    leases = EvaluationLeases(8, at_once=3)
-    leases.open([1, 2])
+def test_short_lanes_are_handed_out_a_few_at_a_time():
+    leases = QueueLeases(at_once=3)
+    leases.open(range(8), [1, 2])
     assert (leases.held_by(1), leases.held_by(2)) == ([0, 1, 2], [3, 4, 5])
-    leases.finish(1, result(1))
-    leases.refill(1)
+    leases.finish(1)
     assert leases.held_by(1) == [0, 2, 6]
     leases.deal([2])
     assert leases.held_by(1) == []
-    leases.finish(3, result(3))
-    leases.refill(2)
-    assert len(leases.held_by(2)) == 3 and set(leases.held_by(2)) & {0, 2, 6}
+    leases.finish(3)
+    assert leases.held_by(2) == [0, 4, 5]
+
+
+def test_a_claimed_lane_is_open_until_it_is_certain():
+    leases = QueueLeases(at_once=1)
+    leases.open([4, 7], [1])
+    leases.claim(1, 4)
+    assert leases.held_by(1) == [7] and leases.unfinished == {4, 7}
+    leases.claim(1, 7)
+    assert leases.held_by(1) == []
+    assert leases.share() and leases.held_by(1) == [4]
+    leases.finish(4)
+    leases.finish(7)
+    assert not leases.share()
+
+
+def test_idle_workers_share_open_lanes_when_none_is_left():
+    leases = QueueLeases(at_once=2)
+    leases.open(range(3), [1, 2, 3])
+    assert [leases.held_by(w) for w in (1, 2, 3)] == [[0, 1], [2], []]
+    assert leases.share()
+    assert leases.held_by(3) == [0, 1] and leases.holders(0) == [1, 3]
+    assert not leases.share()
+
+
+# -- evaluation ---------------------------------------------------------------------------------
+
+
+def evaluation_of(*rows: int) -> Evaluation:
+    """An evaluation with one lane for each of these numbers of rows."""
+    return Evaluation((DataFile("f", "d", rows),))
+
+
+def scored(lanes: dict[int, tuple[int, float]]) -> Status:
+    """A worker's status with lanes, each given as rows and the score of all of them."""
+    arrays = [(np.full(n, score, np.float32), np.zeros(n, np.float32)) for n, score in lanes.values()]
+    results = tuple(array for pair in arrays for array in pair)
+    return Status(1, 0, 1, 0, 1, 0, -1, True, [], -1, -1, [], {}, "", 0, "", list(lanes), results)
+
+
+def test_scores_are_put_in_row_order_and_the_first_result_counts():
+    evaluation = evaluation_of(2, 3, 1)
+    evaluation.open([1])
+    evaluation.take(scored({2: (1, 0.2), 0: (2, 0.0)}))
+    assert (evaluation.done, evaluation.complete, evaluation.leases.held_by(1)) == (2, False, [1])
+    evaluation.take(scored({0: (2, 0.7)}))
+    evaluation.take(scored({1: (3, 0.1)}))
+    scores, labels = evaluation.results()
+    assert [s.tolist() for s in scores] == [[0, 0], [np.float32(0.1)] * 3, [np.float32(0.2)]]
+    assert [len(part) for part in labels] == [2, 3, 1]
+    assert evaluation.complete and not evaluation.leases.unfinished
+
+
+@pytest.mark.parametrize("lanes", [{7: (2, 0.5)}, {-1: (2, 0.5)}, {0: (3, 0.5)}])
+def test_results_that_do_not_fit_are_not_taken(lanes):
+    evaluation = evaluation_of(2)
+    evaluation.open([1])
+    evaluation.take(scored(lanes))
+    evaluation.take(replace(scored({0: (2, 0.5)}), results=()))
+    assert evaluation.done == 0 and evaluation.leases.held_by(1) == [0]
 
 
 def test_opening_again_begins_from_nothing():
-    leases = EvaluationLeases(2)
-    leases.open([1])
-    leases.finish(0, result(0))
-    leases.open([1])
-    assert leases.done == 0 and leases.held_by(1) == [0, 1]
+    evaluation = evaluation_of(2, 2)
+    evaluation.open([1])
+    evaluation.take(scored({0: (2, 0.5)}))
+    evaluation.open([1])
+    assert evaluation.done == 0 and evaluation.leases.held_by(1) == [0, 1]
 
 
 @pytest.mark.parametrize("workers", [[], [3]])
-def test_an_evaluation_without_lanes_is_complete(workers):
-    leases = EvaluationLeases(0)
-    leases.open(workers)
-    assert leases.complete and leases.results() == []
-    assert not leases.share()
+def test_an_evaluation_without_rows_is_complete(workers):
+    evaluation = evaluation_of()
+    evaluation.open(workers)
+    assert evaluation.complete and evaluation.results() == ((), ())
+    assert not evaluation.leases.share()
+    assert evaluation.leases.at_once == LANES_AT_ONCE

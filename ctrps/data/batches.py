@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ctrps.data.shards import Block, Schema, Shard
+from ctrps.data.rows import Schema
+from ctrps.data.shards import Block
 from ctrps.kernels.csr import dedup_local, row_counts, row_starts, rows_size, take_rows
 from ctrps.kernels.keys import grouped
 from ctrps.models import Minibatch
@@ -97,46 +98,3 @@ class BlockBatches:
             values,
         )
         return indptr, self._entries[:nnz], values[:nnz]
-
-
-class Batcher:
-    """Makes minibatches of a shard; holds the last block read. One per thread.
-
-    Parameters
-    ----------
-    shard
-    bits : int, 0..8
-        Logarithm of the number of partitions.
-    """
-
-    def __init__(self, shard: Shard, bits: int):
-        self.shard = shard
-        self._bits = bits
-        self._number = -1
-        self._batches: BlockBatches | None = None
-
-    def minibatch(self, number: int, order: np.ndarray) -> Minibatch:
-        """Rows ``order``, int64[rows], of block ``number``.
-
-        Raises
-        ------
-        DataError
-            When the block is damaged. Reading one verifies its checksums.
-        """
-        return self._of(number).minibatch(order)
-
-    def block(self, number: int) -> Block:
-        """Block ``number``, read unless it is the one held."""
-        return self._of(number).block
-
-    def _of(self, number: int) -> BlockBatches:
-        if self._batches is None or self._number != number:
-            block = self.shard.block(number)
-            self._batches = BlockBatches(block, self.shard.schema, self._bits)
-            self._number = number
-        return self._batches
-
-
-def minibatch(block: Block, order: np.ndarray, schema: Schema, bits: int) -> Minibatch:
-    """A single minibatch of a block; ``BlockBatches`` makes several for less."""
-    return BlockBatches(block, schema, bits).minibatch(order)

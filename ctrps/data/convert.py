@@ -16,9 +16,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ctrps.data.badrows import BadRows, read_aside
-from ctrps.data.formats import RowSource, TextSettings, detect, open_rows
+from ctrps.data.detect import detect
+from ctrps.data.formats import RowSource, open_rows
+from ctrps.data.reading import TextSettings
 from ctrps.data.shards import Shard, ShardWriter
-from ctrps.data.streams import most_bytes
+from ctrps.data.streams import STDIN, most_bytes, stdin_is_empty
 from ctrps.errors import DataError
 
 VERSION = 1
@@ -31,8 +33,8 @@ Progress = Callable[[Path, int, int, int], None]
 def expand(patterns: Sequence[str | Path]) -> list[Path]:
     """Files that patterns stand for, sorted within a pattern, each file once.
 
-    A pattern is a file, a folder (its files, without hidden ones) or a glob
-    with ``*``, ``?``, ``[...]`` and ``**``.
+    A pattern is a file, a folder (its files, without hidden ones), a glob with
+    ``*``, ``?``, ``[...]`` and ``**``, or ``-`` for standard input.
 
     Raises
     ------
@@ -44,7 +46,7 @@ def expand(patterns: Sequence[str | Path]) -> list[Path]:
 
 
 def _matches(pattern: Path) -> list[Path]:
-    if pattern.is_file():
+    if pattern == STDIN or pattern.is_file():
         return [pattern]
     if pattern.is_dir():
         paths = [path for path in pattern.iterdir() if not path.name.startswith(".")]
@@ -80,7 +82,9 @@ def to_shards(
 
     A file that is a shard stands for itself. Text is converted to one shard
     per file in ``cache_dir``, unless that was done before; its bad rows are
-    written beside the shard. A text file without rows gives no shard.
+    written beside the shard. A text file without rows gives no shard. Standard
+    input is converted whenever there is something on it; if not, what was
+    converted before is used, so that a run can go on.
 
     Parameters
     ----------
@@ -115,12 +119,15 @@ def to_shards(
 
 
 def _check_same(shard: Shard, path: Path, first_path: Path, first: Shard) -> None:
-    if shard.schema == first.schema:
+    if shard.schema.extends(first.schema) or first.schema.extends(shard.schema):
         return
     names, others = ({*s.schema.slots, *s.schema.dense} for s in (shard, first))
     differ = ", ".join(map(repr, sorted(names ^ others)[:5])) or "their kind or order"
     what = f"its columns are not those of {first_path}: they differ in {differ}"
-    raise DataError(what, where=str(path), hint="files of one job have the same columns")
+    hint = "files of one job have the same columns"
+    if shard.schema.weights == first.schema.weights == "value":
+        hint += "; `ctrps convert` makes one shard of several files of text"
+    raise DataError(what, where=str(path), hint=hint)
 
 
 class _Conversion:
@@ -139,33 +146,41 @@ class _Conversion:
         self._progress = progress
         self._bad = bad
         self._rows = 0
+        # What VW text calls slots, the next file of it calls so too, and in this order.
+        self._slots = settings.slots
         # Upper bounds of the rows in files not read yet: a row is a byte and a line end.
         self._most_rows = sum(_most_rows(most_bytes(path)) for path in paths)
 
     def shard(self, path: Path) -> Shard:
         settings = self._settings
-        self._most_rows -= _most_rows(most_bytes(path))
-        if settings.format == "auto":
-            settings = dataclasses.replace(settings, format=detect(path).format)
+        if path != STDIN:
+            self._most_rows -= _most_rows(most_bytes(path))
+            if settings.format == "auto":
+                settings = dataclasses.replace(settings, format=detect(path).format)
+        slots = self._slots if settings.format in ("vw", "auto") else ()
+        settings = dataclasses.replace(settings, slots=slots)
         if settings.format == "shard":
             shard = Shard(path)
         else:
             shard = self._of_text(path, settings)
         self._rows += shard.rows
+        if shard.schema.weights == "value" and len(shard.schema.slots) > len(self._slots):
+            self._slots = shard.schema.slots
         return shard
 
     def _of_text(self, path: Path, settings: TextSettings) -> Shard:
         of_path, state = _names(path, settings)
-        target = self._cache_dir / f"{path.name}-{of_path}-{state}.shard"
+        name = "stdin" if path == STDIN else path.name
+        target = self._cache_dir / f"{name}-{of_path}-{state}.shard"
         aside = target.with_suffix(".rejected.tsv")
-        kept = _kept(target)
+        kept = _kept(target) if path != STDIN or stdin_is_empty() else None
         if kept is not None:
             self._bad.include(read_aside(aside) if kept.meta["rejected"] else ())
             return kept
         self._cache_dir.mkdir(parents=True, exist_ok=True)
         for old in self._cache_dir.iterdir():
             # Not a temporary name: another process may be writing it.
-            if old.name.startswith(f"{path.name}-{of_path}-") and ".tmp-" not in old.name:
+            if old.name.startswith(f"{name}-{of_path}-") and ".tmp-" not in old.name:
                 old.unlink()
         self._bad.aside = aside
         self._write(path, settings, target)
@@ -182,6 +197,7 @@ class _Conversion:
             meta = {"source": str(path), "format": source.format, "rejected": 0}
             with ShardWriter(target, source.schema, settings.block_rows, meta) as writer:
                 for rows in source.rows:
+                    writer.extend(source.schema)
                     writer.add(rows)
                     count += rows.rows
                     self._report(source, count)
@@ -203,14 +219,17 @@ def _most_rows(size_bytes: int) -> int:
 
 def _names(path: Path, settings: TextSettings) -> tuple[str, str]:
     """A name for the path, and one for the state of the file and how it is read."""
-    try:
-        state = path.stat()
-    except OSError as error:
-        raise DataError(f"cannot read it: {error.strerror}", where=str(path)) from None
     how = dataclasses.asdict(settings)
     del how["max_bad"]  # decides whether the rows may be used, not which they are
-    place = str(path.absolute())
-    whole = json.dumps([VERSION, place, state.st_size, state.st_mtime_ns, how], sort_keys=True)
+    place, size, changed = str(path), 0, 0
+    if path != STDIN:
+        place = str(path.absolute())
+        try:
+            state = path.stat()
+        except OSError as error:
+            raise DataError(f"cannot read it: {error.strerror}", where=str(path)) from None
+        size, changed = state.st_size, state.st_mtime_ns
+    whole = json.dumps([VERSION, place, size, changed, how], sort_keys=True)
     return _digest(place), _digest(whole)
 
 

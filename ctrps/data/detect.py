@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ctrps.codec import MAGIC
 from ctrps.data.badrows import shown
-from ctrps.data.columns import CRITEO_FIELDS
+from ctrps.data.columns import CRITEO_COLUMNS
 from ctrps.data.reading import FORMATS, PAIRS
 from ctrps.data.textfile import TextFile
 from ctrps.errors import DataError
@@ -33,9 +33,6 @@ _TRIPLE = re.compile(rb"[0-9]+:[0-9]+:[^\s:,]+")
 _NUMBER = rb"[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?"
 # What VW allows in front of the first bar: label, importance, base and tag, or a quoted tag alone.
 _VW = re.compile(rb"(?:(?:%b[ \t]+){1,3}'?[^ \t|,]*|(?:'[^ \t|]*)?)\|" % _NUMBER)
-_CRITEO_LABEL = re.compile(rb"[-+]?[01]?")
-_CRITEO_NUMBER = re.compile(rb"-?[0-9]*")
-_CRITEO_CATEGORY = re.compile(rb"(?:[0-9a-f]{8})?")
 
 
 class Detected(NamedTuple):
@@ -92,23 +89,30 @@ def _pairs(first: bytes) -> Detected | None:
         return Detected("libsvm", "its first line holds key:value pairs")
     if features and all(_TRIPLE.fullmatch(token) for token in features):
         return Detected("libffm", "its first line holds field:key:value triples")
-    if _VW.match(first):
+    if _VW.match(first.lstrip()):
         return Detected("vw", "its first line has a bar behind the label")
     return None
 
 
 def _table(first: bytes) -> Detected | None:
-    if first.startswith(b"{"):
+    if first.lstrip().startswith(b"{"):
         return Detected("jsonl", "its first line starts with a brace")
-    # Blanks around the line are gone, and with them empty fields at its ends.
-    width = first.count(b"\t") + 1
-    if CRITEO_FIELDS - 27 < width <= CRITEO_FIELDS and _is_criteo(first.split(b"\t")):
-        return Detected("criteo", "its first line is a label, 13 whole numbers and 26 hashes")
+    if _is_criteo(first.split(b"\t")):
+        return Detected("criteo", "its first line has a label, 13 whole numbers and 26 hashes")
     tab, comma = b"\t" in first, b"," in first
     if tab != comma:
-        return Detected(*(("tsv", "its first line has tabs") if tab else ("csv", "its first line has commas")))
+        form, what = ("tsv", "tabs") if tab else ("csv", "commas")
+        return Detected(form, f"its first line has {what}")
     return None
 
 
 def _is_criteo(found: list[bytes]) -> bool:
-    return False
+    label = found[: len(found) - len(CRITEO_COLUMNS)]
+    numbers, hashes = found[len(label) :][:13], found[len(label) :][13:]
+    return (
+        len(found) in (len(CRITEO_COLUMNS), len(CRITEO_COLUMNS) + 1)
+        and all(re.fullmatch(rb"[-+]?[01]", text) for text in label)
+        and all(re.fullmatch(rb"-?[0-9]*", text) for text in numbers)
+        and all(re.fullmatch(rb"([0-9a-f]{8})?", text) for text in hashes)
+        and any(hashes)
+    )

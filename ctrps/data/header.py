@@ -10,7 +10,9 @@ from ctrps.data.textfile import TextFile
 from ctrps.errors import DataError
 
 
-def read_header(file: TextFile, separator: str, unnamed: Collection[str] = ()) -> list[str]:
+def read_header(
+    file: TextFile, separator: str, unnamed: Collection[str] | None = None
+) -> list[str]:
     """Read the names of the columns, and leave the file behind them.
 
     Parameters
@@ -19,7 +21,8 @@ def read_header(file: TextFile, separator: str, unnamed: Collection[str] = ()) -
         At its start. Blank lines in front of the header are skipped.
     separator
     unnamed
-        A column without a name is called ``column 3``, and must be one of these.
+        A column without a name is called ``column 3`` and must be one of these. None: all have
+        names.
 
     Returns
     -------
@@ -54,18 +57,23 @@ def _record_end(data: bytes, at: int) -> int:
     return end
 
 
-def _names(record: bytes, separator: str, unnamed: Collection[str], where: str) -> list[str]:
+def _names(record: bytes, separator: str, unnamed: Collection[str] | None, where: str) -> list[str]:
     try:
         text = record.decode("utf-8").rstrip("\r\n")
-        rows = list(csv.reader([text], delimiter=separator, skipinitialspace=True, strict=True))
+        # Not strict: blanks may stand between a closing quote and the separator.
+        rows = list(csv.reader([text], delimiter=separator, skipinitialspace=True))
     except (UnicodeDecodeError, csv.Error) as error:
         what = f"cannot read the header {shown(record)} ({error})"
         raise DataError(what, where=where) from None
+    if text.count('"') % 2:
+        raise DataError(f"cannot read the header {shown(record)} (open quote)", where=where)
     found = [name.strip() for name in rows[0]] if len(rows) == 1 else [""]
     names = [name or f"column {number}" for number, name in enumerate(found, 1)]
     for name, written in zip(names, found, strict=True):
-        if not written and name not in unnamed:
-            hint = f"name it, or leave it out as {name!r} with data.ignore"
+        if not written and name not in (unnamed or ()):
+            hint = "a table begins with the names of its columns"
+            if unnamed is not None:
+                hint += f"; name it, or leave it out as {name!r} with data.ignore"
             raise DataError(f"{name} of the header has no name", where=where, hint=hint)
     check_distinct(names, where)
     return names

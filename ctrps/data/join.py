@@ -24,8 +24,8 @@ import numpy as np
 
 from ctrps.data.badrows import BadRows
 from ctrps.data.joinfile import Derived, Join, JoinPlan
+from ctrps.data.streams import GZIP
 from ctrps.data.tables import Columns, Piece, RawTable, find_table, read_columns
-from ctrps.data.textfile import GZIP
 from ctrps.errors import ConfigError, DataError
 from ctrps.kernels.keys import index_build, index_capacity, index_find, index_new
 from ctrps.kernels.tables import copy_fields, deal_rows, hash_fields, parse_times

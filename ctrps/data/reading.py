@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from ctrps.data.badrows import BadRows
-from ctrps.data.shards import Ids, Rows, Schema
+from ctrps.data.rows import Ids, Rows, Schema
 from ctrps.data.textfile import TextFile
 from ctrps.errors import ConfigError
 from ctrps.kernels import fields, pairs, text

@@ -14,8 +14,8 @@ Where rows come from (``formats``, ``extract``) and what a minibatch makes of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,144 +23,12 @@ from typing import Any, Self
 import numpy as np
 
 from ctrps.codec import CodecError, FileDigest, FrameFile, FrameFileWriter
+from ctrps.data.rows import MAX_NAMES, Ids, Rows, Schema, joined, widened
 from ctrps.errors import DataError
-from ctrps.kernels.csr import dedup_keys, row_starts
-from ctrps.kernels.keys import dense_key, index_capacity, index_new
+from ctrps.kernels.csr import dedup_keys
+from ctrps.kernels.keys import index_capacity, index_new
 
 KIND = "shard"
-MAX_NAMES = 4096
-"""Slots or dense features of a schema; the codec reads no longer list."""
-
-Ids = tuple[np.ndarray, np.ndarray]
-"""Texts of rows: bytes uint8[n], and where each row's text ends, int64[rows]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Schema:
-    """What the columns of rows mean.
-
-    Attributes
-    ----------
-    slots
-        Names of the groups of keys; libsvm rows have one group named ``""``.
-    dense
-        Names of the numbers.
-    weights
-        ``"mean"``: each of the n keys of a slot weighs 1/n. ``"value"``: a key
-        weighs its value, or 1 where rows hold no values.
-    """
-
-    slots: tuple[str, ...]
-    dense: tuple[str, ...] = ()
-    weights: str = "mean"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"slots": list(self.slots), "dense": list(self.dense), "weights": self.weights}
-
-    @classmethod
-    def from_dict(cls, found: object) -> Schema:
-        """The inverse of ``to_dict``.
-
-        Raises
-        ------
-        DataError
-            When ``found`` is something else.
-        """
-        if isinstance(found, dict) and found.keys() == {"slots", "dense", "weights"}:
-            slots, dense, weights = found["slots"], found["dense"], found["weights"]
-            if _is_names(slots) and _is_names(dense) and weights in ("mean", "value"):
-                return cls(tuple(slots), tuple(dense), weights)
-        raise DataError(f"not a schema of rows: {str(found)[:80]}")
-
-    def dense_keys(self) -> np.ndarray:
-        """Keys of the dense features, uint64[d]."""
-        return np.array([dense_key(name) for name in self.dense], np.uint64)
-
-
-def _is_names(found: object) -> bool:
-    return isinstance(found, list) and all(isinstance(name, str) for name in found)
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows as readers and extraction yield them, some thousands at a time.
-
-    Attributes
-    ----------
-    keys : uint64[nnz]
-        Row after row, inside a row slot after slot.
-    counts : int32[rows, slots]
-        How many of a row's keys belong to each slot.
-    values : float32[nnz] or None
-    dense : float32[rows, d]
-    labels : float32[rows]
-        0 or 1; NaN where there is no label.
-    ids : (uint8[n], int64[rows]) or None
-        Text that names each row, and where it ends.
-    """
-
-    keys: np.ndarray
-    counts: np.ndarray
-    values: np.ndarray | None
-    dense: np.ndarray
-    labels: np.ndarray
-    ids: Ids | None = None
-
-    @property
-    def rows(self) -> int:
-        return len(self.labels)
-
-    def starts(self) -> np.ndarray:
-        """Where each row's keys start, int64[rows + 1]."""
-        starts = np.empty(self.rows + 1, np.int64)
-        row_starts(self.counts, starts)
-        return starts
-
-    def part(self, first: int, last: int, starts: np.ndarray | None = None) -> Rows:
-        """Rows ``first`` to ``last`` (not included), as views except for the ends of ids.
-
-        ``starts()`` saves time where a piece is cut into many.
-        """
-        starts = self.starts() if starts is None else starts
-        start, end = int(starts[first]), int(starts[last])
-        ids = None
-        if self.ids is not None:
-            text, ends = self.ids
-            borders = [int(ends[row - 1]) if row else 0 for row in (first, last)]
-            ids = (text[borders[0] : borders[1]], ends[first:last] - borders[0])
-        return Rows(
-            self.keys[start:end],
-            self.counts[first:last],
-            None if self.values is None else self.values[start:end],
-            self.dense[first:last],
-            self.labels[first:last],
-            ids,
-        )
-
-
-def joined(parts: Sequence[Rows]) -> Rows:
-    """One piece of rows out of several of the same schema."""
-    values = None
-    if any(part.values is not None for part in parts):
-        values = np.concatenate([_values(part) for part in parts])
-    ids = None
-    if parts[0].ids is not None:
-        texts, ends = zip(*(part.ids for part in parts if part.ids is not None), strict=True)
-        shifts = np.cumsum([0, *map(len, texts)])
-        moved = [end + shift for end, shift in zip(ends, shifts[:-1], strict=True)]
-        ids = (np.concatenate(texts), np.concatenate(moved))
-    return Rows(
-        np.concatenate([part.keys for part in parts]),
-        np.concatenate([part.counts for part in parts]),
-        values,
-        np.concatenate([part.dense for part in parts]),
-        np.concatenate([part.labels for part in parts]),
-        ids,
-    )
-
-
-def _values(rows: Rows) -> np.ndarray:
-    return np.ones(len(rows.keys), np.float32) if rows.values is None else rows.values
 
 
 class KeyNumbers:
@@ -292,6 +160,7 @@ class ShardWriter:
     ----------
     path
     schema
+        May grow until ``close``: see ``extend``.
     block_rows
         Rows of a block; the last block of the file may have fewer.
     meta
@@ -319,11 +188,10 @@ class ShardWriter:
         block_rows: int = 4096,
         meta: dict[str, Any] | None = None,
     ):
-        if max(len(schema.slots), len(schema.dense)) > MAX_NAMES:
-            what = f"{len(schema.slots)} categories and {len(schema.dense)} numbers in a row"
-            raise DataError(what, where=str(path), hint=f"a shard holds at most {MAX_NAMES} each")
+        _check_size(schema, path)
         if block_rows < 1:
             raise ValueError(f"a block must have rows, not {block_rows}")
+        self.path = path
         self.schema = schema
         self.rows = 0
         self._block_rows = block_rows
@@ -332,6 +200,19 @@ class ShardWriter:
         self._waiting_rows = 0
         self._numbers = KeyNumbers()
         self._file = FrameFileWriter(path, KIND)
+
+    def extend(self, schema: Schema) -> None:
+        """Take ``schema``, of which the rows so far are rows too, for those to come.
+
+        Raises
+        ------
+        ValueError
+            When they are not: ``schema`` does not extend the writer's.
+        """
+        if not schema.extends(self.schema):
+            raise ValueError(f"{schema} does not extend {self.schema}")
+        _check_size(schema, self.path)
+        self.schema = schema
 
     def add(self, rows: Rows) -> None:
         """Append rows; writes every block that they fill.
@@ -413,6 +294,12 @@ class ShardWriter:
             self._file.__exit__(kind, error, at)
 
 
+def _check_size(schema: Schema, path: Path) -> None:
+    if max(len(schema.slots), len(schema.dense)) > MAX_NAMES:
+        what = f"{len(schema.slots)} categories and {len(schema.dense)} numbers in a row"
+        raise DataError(what, where=str(path), hint=f"a shard holds at most {MAX_NAMES} each")
+
+
 class Shard:
     """A shard on disk; opening it reads and checks the trailer only.
 
@@ -468,6 +355,9 @@ class Shard:
         try:
             header, arrays = self._file.read(number)
             block = _block(header, arrays)
+            if self.schema.weights == "value" and block.counts.ndim == 2:
+                # The schema may have grown behind this block.
+                block = replace(block, counts=widened(block.counts, len(self.schema.slots)))
             block.check(self.schema)
         except CodecError as error:
             raise _damaged(error) from None

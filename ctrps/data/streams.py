@@ -222,6 +222,11 @@ class _DamagedError(Exception):
     """Packed bytes that are none."""
 
 
+def stdin_is_empty() -> bool:
+    """Whether standard input ends without a byte; waits for the first one."""
+    return sys.stdin is None or not sys.stdin.buffer.peek(1)  # type: ignore[attr-defined]
+
+
 def _stdin() -> BinaryIO:
     if sys.stdin is None:
         raise DataError("there is no standard input")

@@ -7,19 +7,15 @@ its bytes say and not its name. Every field stays text: no type is guessed, ``00
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import difflib
-import io
-import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
 
 import numpy as np
 
 from ctrps.data.badrows import BadRows
+from ctrps.data.header import read_header
 from ctrps.data.textfile import TextFile
 from ctrps.errors import DataError
 from ctrps.kernels import fields
@@ -34,9 +30,6 @@ REASONS = {
     fields.UNCLOSED: "a quote that is not closed begins here",
 }
 UNFIT = "expected a value without tab or line end"
-
-_TAR_MAGIC = slice(257, 262)
-_TAR_BLOCK = 512
 
 
 def find_table(folder: Path, name: str) -> Path:
@@ -61,61 +54,6 @@ def find_table(folder: Path, name: str) -> Path:
     )
     hint = f"there is {near[0]}" if near else "sample.dir names the folder of the raw tables"
     raise DataError(f"no table {name}{{{','.join(ENDINGS)}}}", where=str(folder), hint=hint)
-
-
-class _TarMember(io.RawIOBase):
-    """The only csv of a tar archive, read front to back."""
-
-    def __init__(self, stream: BinaryIO, path: Path):
-        super().__init__()
-        self._path = path
-        with self._guard():
-            self._archive = tarfile.open(fileobj=stream, mode="r|")
-            self._member, self._file = self._next()
-        if self._file is None:
-            raise DataError("the archive holds no .csv file", where=str(path))
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, memory: memoryview) -> int:  # type: ignore[override]
-        if self._file is None:
-            return 0
-        with self._guard():
-            got = self._file.readinto(memory)  # type: ignore[attr-defined]
-            other, more = self._next() if not got else ("", None)
-        if more:
-            what = f"the archive holds more than one .csv: {self._member} and {other}"
-            raise DataError(what, where=str(self._path), hint="unpack it and keep the table")
-        if not got:
-            self._file = None
-        return int(got)
-
-    def _next(self) -> tuple[str, BinaryIO | None]:
-        while (member := self._archive.next()) is not None:
-            base = member.name.rpartition("/")[2]
-            # Archives made on a Mac hold a "._" shadow of every file.
-            if member.isfile() and base.endswith(".csv") and not base.startswith("._"):
-                return member.name, cast(BinaryIO, self._archive.extractfile(member))
-        return "", None
-
-    @contextlib.contextmanager
-    def _guard(self) -> Iterator[None]:
-        try:
-            yield
-        except tarfile.TarError as error:
-            raise DataError(f"damaged archive: {error}", where=str(self._path)) from None
-
-
-class _TableText(TextFile):
-    """A text file that may be a tar archive; only the opening differs, hence a subclass."""
-
-    def _opened(self) -> BinaryIO:
-        stream = io.BufferedReader(cast(io.RawIOBase, super()._opened()), _TAR_BLOCK)
-        if stream.peek(_TAR_BLOCK)[_TAR_MAGIC] != b"ustar":
-            return cast(BinaryIO, stream)
-        member = _TarMember(cast(BinaryIO, stream), self.path)
-        return cast(BinaryIO, io.BufferedReader(member))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +88,8 @@ class RawTable:
     ----------
     names : tuple[str, ...]
         The header, without quotes, blanks around names, and byte order mark.
+    first_line : int
+        Number of the line behind the header.
     rows : int
         Rows read so far, good and bad.
     """
@@ -158,9 +98,12 @@ class RawTable:
         self.path = path
         self.rows = 0
         self._bad = bad
-        self._file = _TableText(path, chunk_bytes)
+        self._file = TextFile(path, chunk_bytes, members=".csv")
         try:
-            self.names = self._header()
+            self.names = tuple(read_header(self._file, ","))
+            if not self.names:
+                raise DataError("the file is empty", where=str(self.path))
+            self.first_line = self._file.line
         except BaseException:
             self._file.close()
             raise
@@ -204,20 +147,15 @@ class RawTable:
                 yield self._piece(data[:done], starts[:rows], ends[:rows], broken[:wrong])
                 file.consume(done)
             if not file.more():
+                self._check_alone()
                 return
 
-    def _header(self) -> tuple[str, ...]:
-        if not self._file.more():
-            raise DataError("the file is empty", where=str(self.path))
-        line = bytes(self._file.buffer[: 1 << 16]).partition(b"\n")[0]
-        self._file.consume(min(len(line) + 1, len(self._file.buffer)))
-        text = line.decode("utf-8", "backslashreplace").rstrip("\r")
-        names = tuple(name.strip() for name in next(csv.reader([text], skipinitialspace=True), []))
-        for name in names:
-            if not name or names.count(name) > 1:
-                what = f"two columns {name!r}" if name else "a column without a name"
-                raise DataError(what, where=f"{self.path}:1:1", hint="mend the header line")
-        return names
+    def _check_alone(self) -> None:
+        """A second table in the archive would be lost."""
+        one = self._file.part
+        if self._file.next_part():
+            what = f"the archive holds more than one .csv: {one} and {self._file.part}"
+            raise DataError(what, where=str(self.path), hint="unpack it and keep the table")
 
     def _piece(
         self, data: np.ndarray, starts: np.ndarray, ends: np.ndarray, broken: np.ndarray
@@ -262,12 +200,15 @@ class Columns:
     data : uint8[size]
     starts, ends : int64[rows, columns]
         Field j of row i is ``data[starts[i, j]:ends[i, j]]``.
+    first_line : int
+        Number of the line of the file that ``data`` begins with.
     """
 
     names: tuple[str, ...]
     data: np.ndarray
     starts: np.ndarray
     ends: np.ndarray
+    first_line: int = 1
 
     @classmethod
     def of_texts(cls, texts: Sequence[str]) -> Columns:
@@ -280,7 +221,7 @@ class Columns:
 
     def line(self, row: int) -> int:
         """Line of a row in its file; every byte behind the header is held."""
-        return 2 + int(np.count_nonzero(self.data[: self.starts[row, 0]] == NEWLINE))
+        return self.first_line + int(np.count_nonzero(self.data[: self.starts[row, 0]] == NEWLINE))
 
 
 def read_columns(table: RawTable, names: Sequence[str]) -> Columns:
@@ -299,4 +240,5 @@ def read_columns(table: RawTable, names: Sequence[str]) -> Columns:
         starts.append(piece.starts[:, numbers].astype(np.int64) + base)
         ends.append(piece.ends[:, numbers].astype(np.int64) + base)
         base += len(piece.data)
-    return Columns(tuple(names), *(np.concatenate(parts) for parts in (data, starts, ends)))
+    arrays = (np.concatenate(parts) for parts in (data, starts, ends))
+    return Columns(tuple(names), *arrays, table.first_line)

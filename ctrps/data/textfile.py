@@ -87,6 +87,11 @@ class TextFile:
         return self._stream.name
 
     @property
+    def part(self) -> str:
+        """The member of a tar archive that is being read; empty in other files."""
+        return self._stream.part
+
+    @property
     def buffer(self) -> np.ndarray:
         return self._memory[self._start : self._size]
 
@@ -106,12 +111,14 @@ class TextFile:
         return len(self.buffer) + self._stream.most_bytes
 
     def first_line(self) -> bytes:
-        """The next line that is not blank, without blanks around it; empty if there is none."""
+        """The next line that is not blank, without its end; empty if there is none."""
         while True:
             data = self.buffer.tobytes()
-            text = data.lstrip(b" \t\r\n")
-            if b"\n" in text or self.final:
-                return text.partition(b"\n")[0].strip(b" \t\r")
+            text = len(data) - len(data.lstrip(b" \t\r\n"))
+            end = data.find(b"\n", text)
+            if end >= 0 or self.final:
+                line = data[data.rfind(b"\n", 0, text) + 1 : end if end >= 0 else len(data)]
+                return line.rstrip(b"\r")
             self._extend()
 
     def next_part(self) -> bool:

@@ -16,16 +16,24 @@ from ctrps.kernels.text import (
     GOOD,
     INEXACT,
     LABEL,
+    MINUS,
     NEWLINE,
     OPTIONAL,
     RETURN,
     find,
+    parse_key,
     parse_label,
     parse_number,
     trim,
 )
 
 QUOTE, BLANK = 34, 32
+
+LEVELS = 193
+"""Levels of ``log_levels``: three for each bit of a whole number and one for the last."""
+
+# 2^(1/3) and 2^(2/3), written out so that no library's rounding enters.
+_CUBE_ROOT, _CUBE_ROOT_SQUARED = 1.2599210498948732, 1.5874010519681994
 
 NUMBER, FIELDS, AFTER_QUOTE, UNCLOSED = 3, 4, 5, 6
 """Reasons of bad rows, besides LABEL."""
@@ -321,3 +329,74 @@ def copy_texts(buf, starts, ends, out):
         for i in range(starts[row], ends[row]):
             out[at] = buf[i]
             at += 1
+
+
+@njit(cache=True, nogil=True)
+def log_levels(buf, starts, ends, columns, missing, levels, bad):
+    """Sort the whole numbers of some columns by size: ``floor(3 * log2(1 + x))`` for x >= 0.
+
+    Parameters
+    ----------
+    buf, starts, ends : read
+        From ``split_fields``.
+    columns : int64[c], read
+    missing : uint64[m], read
+        As for ``csv_rows``.
+    levels : int16[rows, c], written
+        0 to LEVELS - 1; -1 for a field that is empty, a missing marker or negative.
+    bad : int64[rows, 2], written
+        Row and column of the first field of a row that is no whole number below 2^64.
+
+    Returns
+    -------
+    int
+        Bad rows.
+    """
+    found = 0
+    for row in range(starts.shape[0]):
+        for c in range(columns.shape[0]):
+            start, end = starts[row, columns[c]], ends[row, columns[c]]
+            levels[row, c] = -1
+            if _is_missing(buf, start, end, missing):
+                continue
+            negative = buf[start] == MINUS
+            good, number = parse_key(buf, start + negative, end)
+            if not good:
+                bad[found, 0], bad[found, 1] = row, columns[c]
+                found += 1
+                break
+            if not negative:
+                levels[row, c] = _log_level(number)
+    return found
+
+
+@njit(cache=True, nogil=True)
+def _log_level(number):
+    """``floor(3 * log2(1 + number))`` without a logarithm, so that every machine agrees."""
+    bits = 0
+    while bits < 64 and (number + np.uint64(1)) >> np.uint64(bits) > np.uint64(1):
+        bits += 1
+    if number == np.uint64(2**64 - 1):
+        return LEVELS - 1
+    share = float(number + np.uint64(1)) / 2.0**bits
+    return 3 * bits + (share >= _CUBE_ROOT) + (share >= _CUBE_ROOT_SQUARED)
+
+
+@njit(cache=True, nogil=True)
+def keys_of_texts(buf, ends, seeds, keys):
+    """Keys of texts: ``mix`` of a seed with the XXH64 of the text.
+
+    Parameters
+    ----------
+    buf : uint8[size], read
+        The texts, one behind the other.
+    ends : int64[n], read
+        Where each text ends.
+    seeds : uint64[n], read
+        Its namespace.
+    keys : uint64[n], written
+    """
+    start = 0
+    for i in range(ends.shape[0]):
+        keys[i] = mix(seeds[i], xxh64(buf, start, ends[i], np.uint64(0)))
+        start = ends[i]

@@ -47,7 +47,7 @@ def _exponent(data, at, end, letter):
     value = 0
     while at < end and _digit(data[at]):
         # Enough to overflow or vanish whatever the digits before it say.
-        value = min(value * 10 + np.int64(data[at]) - 48, 100_000)
+        value = min(value * 10 + int(data[at]) - 48, 100_000)
         at += 1
     return -value if negative else value
 
@@ -113,7 +113,7 @@ def _hexadecimal(data, at, end):
             break
         at += 1
     exponent += _exponent(data, at, end, np.uint8(ord("p")))
-    return math.ldexp(np.float64(digits), np.int32(exponent)), seen
+    return math.ldexp(float(digits), exponent), seen
 
 
 @njit(cache=True, nogil=True)

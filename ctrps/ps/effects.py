@@ -47,9 +47,16 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Compute a batch's gradient, or its scores; comes back as ``on_computed``."""
+    """Compute a batch's gradient, or its scores; comes back as ``on_computed``.
+
+    ``pass_``, ``lane`` and ``number`` name it, ``ref`` says where its rows lie.
+    """
 
     token: int
+    pass_: int
+    lane: int
+    number: int
+    ref: BatchRef
     batch: Minibatch
     weights: Arrays
     purpose: str

@@ -277,8 +277,9 @@ class Manifest:
         try:
             parts = []
             for listed, rows in zip(json.loads(names), blocks, strict=True):
-                ends = np.cumsum([0] + [count for *_, count in listed])
-                if ends[-1] != len(rows) or (rows <= 0).any():
+                counts = [count for *_, count in listed]
+                ends = np.cumsum([0, *counts])
+                if ends[-1] != len(rows) or (rows <= 0).any() or min(counts, default=0) < 0:
                     raise ValueError("its blocks are not those of its files")
                 parts.append(
                     tuple(

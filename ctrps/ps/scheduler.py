@@ -6,14 +6,12 @@ progress is a cache of what servers report; leases only spread the work.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
-
-import numpy as np
 
 from ctrps.ps.cuts import Cuts
 from ctrps.ps.effects import Commit, Effects, Evaluated, Finish, Keep, Log, Peer, Send
 from ctrps.ps.evaluation import Evaluation
+from ctrps.ps.job import EarlyStop, JobSpec, Phase
 from ctrps.ps.member import FENCED, Limits
 from ctrps.ps.messages import (
     Bye,
@@ -24,51 +22,9 @@ from ctrps.ps.messages import (
     Status,
     Welcome,
 )
-from ctrps.ps.plan import Manifest, PlanSettings
 from ctrps.ps.roster import Node, Roster
 from ctrps.ps.training import Training
 from ctrps.ps.view import assign
-
-
-class Phase(Enum):
-    """What the job is doing. The value is what ``orders`` say."""
-
-    FORMING = "wait"
-    LOADING = "load"
-    TRAINING = "train"
-    EVALUATING = "evaluate"
-    STOPPING = "stop"
-    ENDED = "end"
-
-
-@dataclass(frozen=True, slots=True)
-class JobSpec:
-    """What the scheduler needs to know of a job.
-
-    Attributes
-    ----------
-    resume
-        The (checkpoint, pass, step) to begin from, None for an empty model.
-    checkpoint_s
-        Seconds between checkpoints inside a pass; 0 for none.
-    evaluate_each
-        Score the test rows after every pass, not only after the last.
-    patience
-        Stop when so many evaluations in a row were no better than the best; 0: never.
-    """
-
-    name: str
-    config_digest: str
-    servers: int
-    workers: int
-    passes: int
-    partitions: int
-    settings: PlanSettings
-    manifest: Manifest
-    resume: tuple[int, int, int] | None = None
-    checkpoint_s: float = 0.0
-    evaluate_each: bool = False
-    patience: int = 0
 
 
 @dataclass(slots=True)
@@ -113,7 +69,7 @@ class Scheduler:
         self.committed = spec.resume
         self.exit_status = 0
         self.reason = ""
-        self.stopped_early = False
+        self.early_stop = EarlyStop(spec.patience)
         self.trained_rows = 0
         self.trained_steps = 0
         self.keys = 0
@@ -123,8 +79,6 @@ class Scheduler:
         self._cuts = Cuts(spec.resume[0] + 1 if spec.resume else 0)
         self._interrupted: tuple[int, str] | None = None
         self._stop_by = 0.0
-        self._best: float | None = None
-        self._no_better = 0
 
     # -- events ---------------------------------------------------------------------------------
 
@@ -159,7 +113,7 @@ class Scheduler:
         effects: Effects = [Log(f"checkpoint {checkpoint}: pass {closed[1]} step {closed[2]}")]
         if self._interrupted:
             return effects + self._stop(75, self._interrupted[1], now)
-        if not self.training.complete:
+        if closed[2] != self.training.plan.steps:
             self.clock.saved = now
             self._cuts.order(self.pass_, self.training.plan.steps)
             return effects + self._tell_all()
@@ -174,16 +128,11 @@ class Scheduler:
             The figure to make small, None where it has no value (then it counts for nothing).
         """
         effects: Effects = []
-        if badness is not None and (self._best is None or badness < self._best):
-            self._best, self._no_better = badness, 0
-            if self.spec.patience and self.committed:
-                effects.append(Keep(self.committed[0]))
-        elif badness is not None:
-            self._no_better += 1
-        if self.spec.patience and self._no_better >= self.spec.patience:
-            self.stopped_early = True
-            effects.append(Log(f"no better for {self._no_better} passes: stopping early"))
-        if self.stopped_early or self.pass_ + 1 >= self.spec.passes:
+        if self.early_stop.better(badness) and self.committed:
+            effects.append(Keep(self.committed[0]))
+        if self.early_stop.over:
+            effects.append(Log(f"no better for {self.spec.patience} passes: stopping early"))
+        if self.early_stop.over or self.pass_ + 1 >= self.spec.passes:
             return effects + self._stop(0, "done", now)
         return effects + self._next_pass(now)
 
@@ -362,7 +311,7 @@ class Scheduler:
             return self._cut_in_time(now)
         self._cuts.committing = True
         checkpoint, pass_, step = self._cuts.current
-        border = self.training.complete
+        border = step == self.training.plan.steps
         return [Commit(checkpoint, pass_, self.training.step if step < 0 else step, border, files)]
 
     def _cut_in_time(self, now: float) -> Effects:
@@ -536,17 +485,11 @@ class Scheduler:
             "auc": report["auc"],
             "scored_rows": report["rows"],
             "rows_per_s": (training.rows - training.first_rows) / spent if spent else 0.0,
-            "staleness": self._staleness(),
+            "staleness": training.staleness,
             "keys": self.keys,
             "workers": len(self.roster.alive("worker")),
             "servers": len(self.roster.alive("server")),
         }
-
-    def _staleness(self) -> list[int]:
-        """Pushes by staleness over all servers, without the empty tail; empty in sync mode."""
-        counted = [s.results[1] for s in self._reports() if len(s.results) == 3]
-        total = sum(counted[1:], counted[0].copy()) if counted else None
-        return np.trim_zeros(total, "b").tolist() if total is not None else []
 
     def check(self) -> None:
         """Assert every invariant that the scheduler's state has at all times."""

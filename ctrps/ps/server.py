@@ -110,12 +110,12 @@ class Server(Member):
         """
         for state in partitions.values():
             self.partitions.load(state.tables)
-        effects = self._serve(pass_, step, now)
+        self._serve(pass_, step)
         for number, state in partitions.items():
             self.partitions.progress.load(number, state.progress)
         if isinstance(self.mode, Arrival):
             self.mode.restore({n: s.marks for n, s in partitions.items() if len(s.marks)})
-        return effects + self._tell(now)
+        return self._tell(now)
 
     def on_saved(
         self, checkpoint: int, files: list[tuple[int, str, int, str]], now: float
@@ -157,11 +157,12 @@ class Server(Member):
         self.owned = tuple(p for p, node in enumerate(orders.owners) if node == self.node)
         self.partitions = PartitionSet(self.model)
         if orders.restore < 0:
-            return self._serve(orders.pass_, 0, now)
+            self._serve(orders.pass_, 0)
+            return self._tell(now)
         self.holding = Holding.LOADING
         return [Load(orders.restore, self.owned)]
 
-    def _serve(self, pass_: int, step: int, now: float) -> Effects:
+    def _serve(self, pass_: int, step: int) -> None:
         plan = self._plan_of(pass_)
         self.partitions.turn(pass_)
         self.holding = Holding.SERVING
@@ -172,7 +173,6 @@ class Server(Member):
         else:
             bound = self.staleness if self.settings.mode == "ssp" else None
             self.mode = Arrival(self.partitions, plan, self.owned, bound)
-        return self._tell(now)
 
     def _turn(self, pass_: int, now: float) -> Effects:
         assert self.mode is not None
@@ -236,8 +236,11 @@ class Server(Member):
             return None
         if message.pass_ != self.partitions.pass_:
             return Refused(message.request, "pass", self.partitions.pass_, "")
-        if purpose != "train" or not 0 <= message.lane < len(self.mode.plan.lengths):
+        lengths = self.mode.plan.lengths
+        if purpose != "train" or not 0 <= message.lane < len(lengths):
             return Refused(message.request, "bad", -1, "no such lane, or no such purpose")
+        if not 0 <= message.batch < lengths[message.lane]:
+            return Refused(message.request, "bad", -1, "no such batch in this lane")
         return None
 
     @staticmethod
@@ -251,6 +254,8 @@ class Server(Member):
         wrong = self._wrong_keys(push, self.model)
         if wrong or not self._parallel(push.keys, push.gradients, push.counts):
             return wrong or Refused(push.request, "bad", -1, "arrays of the wrong shape")
+        if not self._scored(push):
+            return Refused(push.request, "bad", -1, "not the scores that this server counts")
         if not all(np.isfinite(g).all() for g in push.gradients):
             name = f"pass {push.pass_} lane {push.lane} batch {push.batch}"
             return Refused(push.request, "bad", -1, f"a gradient of {name} is not finite")
@@ -266,6 +271,14 @@ class Server(Member):
             and c.shape == k.shape
             and (c > 0).all()
             for table, k, g, c in zip(self.model.tables, keys, gradients, counts, strict=True)
+        )
+
+    def _scored(self, push: Push) -> bool:
+        """Whether the scores are there exactly if this server is the one to count them."""
+        counts_here = push.lane % self.model.partitions in self.owned
+        shape = (push.rows if counts_here else 0,)
+        return len(push.scores) == 2 and all(
+            s.dtype == np.float32 and s.shape == shape for s in push.scores
         )
 
     # -- status ---------------------------------------------------------------------------------

@@ -32,6 +32,12 @@ class Training:
     ----------
     step : int
         Steps that all servers have applied, -1 before any report.
+    rows : int
+        Rows of this pass that all servers have.
+    figures : Figures
+        Progressive scores of this pass.
+    staleness : list of int
+        Pushes by staleness over all servers; empty in sync mode.
     """
 
     def __init__(self, files: tuple[DataFile, ...], settings: PlanSettings, number: int):
@@ -49,6 +55,7 @@ class Training:
         self.figures = Figures.merged([])
         self.rows = 0
         self.first_rows = 0
+        self.staleness: list[int] = []
         self._marks = np.full(len(self.plan.lengths), -1, np.int32)
 
     @property
@@ -69,6 +76,7 @@ class Training:
         """Take in what all servers report of this pass; True if they have got on."""
         self.figures = Figures.merged(_figures(status) for status in reports)
         self.rows = int(min(status.counters.get("rows", 0) for status in reports))
+        self.staleness = _staleness(reports)
         step = min(status.step for status in reports)
         if step <= self.step:
             return False
@@ -146,3 +154,11 @@ def _figures(status: Status) -> Figures:
     if not status.results or status.results[0].shape != empty.histogram.shape:
         return empty
     return Figures(float(status.counters.get("loss_sum", 0.0)), status.results[0])
+
+
+def _staleness(reports: list[Status]) -> list[int]:
+    counted = [s.results[1] for s in reports if len(s.results) == 3]
+    if not counted or any(c.shape != counted[0].shape for c in counted):
+        return []
+    total: list[int] = np.trim_zeros(sum(counted[1:], counted[0].copy()), "b").tolist()
+    return total

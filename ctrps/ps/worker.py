@@ -5,9 +5,6 @@ from what servers answer, and a batch that two workers compute is computed to th
 new view, a lost lane and a steal are one thing here: forget the lane, or begin it.
 """
 
-from dataclasses import dataclass, field
-from enum import Enum
-
 import numpy as np
 
 from ctrps.models import Gradient, Minibatch, Model
@@ -25,73 +22,13 @@ from ctrps.ps.messages import (
     Status,
     Welcome,
 )
-from ctrps.ps.plan import EvaluationPlan, Manifest, Plan, PlanSettings
+from ctrps.ps.plan import BatchRef, EvaluationPlan, Manifest, Plan, PlanSettings
 from ctrps.ps.progress import NO_SCORES, Scores
+from ctrps.ps.tasks import Lane, Request, Stage, Task
 from ctrps.ps.view import View
 
 EVALUATION = -1
 """The pass of an evaluation lane."""
-
-
-class Stage(Enum):
-    """How far a batch has come in this worker."""
-
-    PREPARING = 0
-    PREPARED = 1
-    ASKING = 2
-    COMPUTING = 3
-    SENDING = 4
-
-
-@dataclass(slots=True)
-class Task:
-    """One batch in hand."""
-
-    number: int
-    stage: Stage = Stage.PREPARING
-    batch: Minibatch | None = None
-    weights: Arrays = ()
-    open: set[int] = field(default_factory=set)
-    clocks: dict[int, int] = field(default_factory=dict)
-    mark: int = 1 << 60
-
-    @property
-    def in_flight(self) -> bool:
-        """Its weights are asked for and its gradient is not acknowledged everywhere."""
-        return self.stage in (Stage.ASKING, Stage.COMPUTING, Stage.SENDING)
-
-
-@dataclass(slots=True)
-class Lane:
-    """One lane held, with its tasks by batch number, and the next batch to take up."""
-
-    number: int
-    length: int
-    tasks: dict[int, Task] = field(default_factory=dict)
-    next: int = 0
-
-    @property
-    def finished(self) -> bool:
-        return self.next >= self.length and not self.tasks
-
-    def front(self) -> Task | None:
-        """The lowest batch whose gradient is not computed yet."""
-        unsent = [t for t in self.tasks.values() if t.stage is not Stage.SENDING]
-        return min(unsent, key=lambda t: t.number, default=None)
-
-
-@dataclass(slots=True)
-class Request:
-    """A pull or push that is not answered yet."""
-
-    lane: int
-    task: int
-    server: int
-    message: Pull | Push
-    since: float
-    due: float
-    interval: float
-    heard: str = ""
 
 
 class Worker(Member):
@@ -283,12 +220,15 @@ class Worker(Member):
         return effects
 
     def _prepare(self, lane: Lane, number: int) -> Prepare:
-        token = self._token(lane, number)
+        return Prepare(self._token(lane, number), *self._ref(lane, number))
+
+    def _ref(self, lane: Lane, number: int) -> tuple[int, BatchRef]:
+        """The pass of a batch, and where its rows lie."""
         if self._evaluates:
             assert self._test is not None
-            return Prepare(token, EVALUATION, self._test.batch(lane.number))
+            return EVALUATION, self._test.batch(lane.number)
         assert self._plan is not None
-        return Prepare(token, self._plan.number, self._plan.batch(lane.number, number))
+        return self._plan.number, self._plan.batch(lane.number, number)
 
     def _move(self, now: float) -> Effects:
         """Ask for what is prepared and may be asked."""
@@ -387,7 +327,9 @@ class Worker(Member):
         task.stage = Stage.COMPUTING
         purpose = "evaluate" if self._evaluates else "train"
         token = self._token(lane, task.number)
-        compute = Compute(token, task.batch, task.weights, purpose)
+        pass_, ref = self._ref(lane, task.number)
+        name = (pass_, lane.number, task.number)
+        compute = Compute(token, *name, ref, task.batch, task.weights, purpose)
         return [compute, *self._move(now)]
 
     def _push(self, lane: Lane, task: Task, result: Gradient, now: float) -> Effects:

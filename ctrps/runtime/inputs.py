@@ -4,7 +4,7 @@ import glob
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -43,11 +43,13 @@ def open_inputs(job: JobConfig, progress: Progress | None = None) -> Inputs:
     """
     began = time.monotonic()
     cache = job.output.dir / "cache"
-    train = _shards(job.data.train, job, cache, progress)
-    test = _shards(job.data.test, job, cache, progress) if _wants_test(job) else []
-    schema = train[0].schema
+    train = _shards(job.data.train, job, cache, (), progress)
+    # Of key-value text, the file with most slots; the others' are the first of these.
+    schema = max((shard.schema for shard in train), key=lambda schema: len(schema.slots))
+    slots = schema.slots if schema.weights == "value" else ()
+    test = _shards(job.data.test, job, cache, slots, progress) if _wants_test(job) else []
     for shard in test:
-        if shard.schema != schema:
+        if not (shard.schema.extends(schema) or schema.extends(shard.schema)):
             what = f"its columns are not those of {train[0].path}"
             raise DataError(what, where=str(shard.path), hint="extract both with one job")
     _check_block_rows(train, job.train.batch_rows)
@@ -70,7 +72,11 @@ def _wants_test(job: JobConfig) -> bool:
 
 
 def _shards(
-    patterns: Sequence[Path], job: JobConfig, cache: Path, progress: Progress | None
+    patterns: Sequence[Path],
+    job: JobConfig,
+    cache: Path,
+    slots: tuple[str, ...],
+    progress: Progress | None,
 ) -> list[Shard]:
     default = _extracted(job, "train")
     if not patterns or (patterns == (default,) and not glob.glob(str(default))):
@@ -79,7 +85,8 @@ def _shards(
             where=str(patterns[0]) if patterns else "data.train",
             hint="run `ctrps extract` with this job first, or set data.train",
         )
-    return [Shard(p) for p in to_shards(expand(patterns), text_settings(job), cache, progress)]
+    how = replace(text_settings(job), slots=slots)
+    return [Shard(p) for p in to_shards(expand(patterns), how, cache, progress)]
 
 
 def text_settings(job: JobConfig, labels: str = "required") -> TextSettings:
@@ -92,6 +99,7 @@ def text_settings(job: JobConfig, labels: str = "required") -> TextSettings:
         ignore=data.ignore,
         id=data.id,
         missing=data.missing,
+        columns=data.columns,
         labels=labels,
         block_rows=max(data.block_rows, job.train.batch_rows),
         max_bad=data.max_bad,
@@ -150,9 +158,33 @@ class BatchReader:
         rows = self._plan_of(pass_).row_numbers(ref)
         return self._block(ref.file, ref.block).minibatch(rows)
 
-    def ids(self, ref: BatchRef) -> tuple[np.ndarray, np.ndarray] | None:
-        """Bytes and ends of the ids of the whole block of ``ref``, None if it has none."""
-        return self._block(ref.file, ref.block).block.ids
+    def another(self) -> "BatchReader":
+        """A reader of the same files, for another thread."""
+        return BatchReader(self._files, self._settings, self._bits)
+
+    def row_numbers(self, pass_: int, ref: BatchRef) -> np.ndarray:
+        """The rows of a batch as numbers inside its block, int64[rows]."""
+        return self._plan_of(pass_).row_numbers(ref)
+
+    def source(self, ref: BatchRef) -> tuple[str, int]:
+        """The file that a person knows, and how many of its rows come before the block."""
+        shard = self._shard(ref.file)
+        before = int(shard.block_rows[: ref.block].sum())
+        return str(shard.meta.get("source", shard.path)), before
+
+    def fields(self, ref: BatchRef, key: int) -> list[str]:
+        """Names of the slots, or of the dense feature, in which the block of ``ref`` has a key."""
+        block, schema = self._block(ref.file, ref.block).block, self._shard(ref.file).schema
+        number = np.flatnonzero(block.keys == np.uint64(key))
+        if not len(number):
+            return []
+        first_dense = len(block.keys) - len(schema.dense)
+        if number[0] >= first_dense:
+            return [schema.dense[number[0] - first_dense]]
+        slots = np.repeat(
+            np.tile(np.arange(len(schema.slots)), block.rows), block.counts.reshape(-1)
+        )
+        return [schema.slots[s] for s in np.unique(slots[block.index == number[0]])]
 
     def _plan_of(self, pass_: int) -> Plan | EvaluationPlan:
         if self._plan is None or (isinstance(self._plan, Plan) and self._plan.number != pass_):

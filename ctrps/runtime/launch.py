@@ -17,7 +17,7 @@ from ctrps.config import RESERVED_VARIABLES, JobConfig
 from ctrps.errors import ClusterError, RunFailed, Stopped
 from ctrps.runtime.inputs import open_inputs
 from ctrps.runtime.roles import JOINED
-from ctrps.runtime.rundir import RunFolder, write_json
+from ctrps.runtime.rundir import RunFolder, read_json, write_json
 from ctrps.runtime.warm import warm
 
 Say = Callable[[dict[str, Any]], None]
@@ -255,15 +255,6 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if not name.startswith("CTRPS_") or name in RESERVED_VARIABLES - {"CTRPS_SCHEDULER"}
     }
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A small JSON file, or nothing if it is not there or not whole yet."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def tail(log: Path, lines: int = 5) -> list[str]:

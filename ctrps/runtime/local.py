@@ -17,11 +17,12 @@ import numpy as np
 
 from ctrps import checkpoint, models
 from ctrps.config import JobConfig
-from ctrps.errors import DataError, Stopped
+from ctrps.errors import Stopped
 from ctrps.kernels import losses, metrics
+from ctrps.models import Gradient
 from ctrps.ps.partition import Contribution, PartitionSet, contribute
 from ctrps.ps.plan import EvaluationPlan, Plan
-from ctrps.runtime import saving
+from ctrps.runtime import nonfinite, saving
 from ctrps.runtime.inputs import BatchReader, Inputs, open_inputs, plan_settings
 from ctrps.runtime.rundir import RunFolder, plan_digest
 from ctrps.runtime.warm import warm
@@ -136,15 +137,14 @@ class LocalTraining:
         self.steps += 1
 
     def _lane(self, lane: int, step: int) -> Contribution:
-        batch = self._reader().minibatch(self.plan.number, self.plan.batch(lane, step))
+        reader, ref = self._reader(), self.plan.batch(lane, step)
+        batch = reader.minibatch(self.plan.number, ref)
         weights = self.partitions.pull(tuple(s.keys for s in self.model.key_sets(batch)))
         part = contribute(self.model, batch, weights)
-        if not all(np.isfinite(g).all() for g in part.gradients):
-            name = f"pass {self.plan.number} lane {lane} batch {step}"
-            raise DataError(
-                f"the gradient of {name} is not finite",
-                hint="look for huge values in its rows, or lower the rate",
-            )
+        result = Gradient(part.gradients, part.loss_sum, part.scores.margins)
+        if not nonfinite.finite(result):
+            name = (self.plan.number, lane, step)
+            raise nonfinite.stop(self.job, reader, name, ref, batch, weights, result)
         return part
 
     def _reader(self) -> BatchReader:

@@ -28,12 +28,13 @@ from ctrps.ps.effects import (
     Prepare,
     Save,
 )
+from ctrps.ps.job import JobSpec, Phase
 from ctrps.ps.member import FENCED, Identity, Limits
 from ctrps.ps.partition import PartitionState
-from ctrps.ps.scheduler import JobSpec, Phase, Scheduler
+from ctrps.ps.scheduler import Scheduler
 from ctrps.ps.server import Server
 from ctrps.ps.worker import EVALUATION, Worker
-from ctrps.runtime import saving
+from ctrps.runtime import nonfinite, saving
 from ctrps.runtime.inputs import BatchReader, Inputs, open_inputs, plan_settings
 from ctrps.runtime.local import badness, test_report
 from ctrps.runtime.node import Node
@@ -144,7 +145,12 @@ class WorkerProcess:
     def _compute(self, effect: Compute) -> Gradient | np.ndarray:
         if effect.purpose == "evaluate":
             return self.model.margins(effect.batch, effect.weights)
-        return self.model.gradient(effect.batch, effect.weights)
+        assert self._readers is not None
+        name = (effect.pass_, effect.lane, effect.number)
+        train = self._readers[0]
+        return nonfinite.checked(
+            self.model, self.job, train, name, effect.ref, effect.batch, effect.weights
+        )
 
 
 class ServerProcess:
@@ -189,7 +195,7 @@ class ServerProcess:
                 self.node.work(
                     self._disk,
                     lambda: self._save(effect),
-                    lambda files, now: self.machine.on_saved(effect.checkpoint, files, now),
+                    lambda files, now: self.machine.on_saved(effect.checkpoint, [*files], now),
                 )
 
     def _load(self, effect: Load) -> tuple[dict[int, PartitionState], int, int]:
@@ -226,6 +232,7 @@ class SchedulerProcess:
         self.folder.check_plan(self.inputs)
         self.manifest = self.folder.resume
         self.test: dict[str, object] | None = None
+        self._best_test: dict[str, object] | None = None
         self._next_line = 0.0
 
     def run(self, ready: Callable[[str], None]) -> Finish:
@@ -245,8 +252,9 @@ class SchedulerProcess:
             with ThreadPoolExecutor(1) as self._disk:
                 finish = node.run([], self._on_signal)
             if finish.exit_status == 0:
-                if self.machine.stopped_early:
+                if self.job.train.patience:
                     self.manifest = restore_best(self.folder.model)
+                    self.test = self._best_test or self.test
                 self.folder.write_summary(self.summary())
             return finish
         finally:
@@ -298,6 +306,7 @@ class SchedulerProcess:
                 self._judge(effect)
             case Keep():
                 keep_best(self.folder.model)
+                self._best_test = self.test
 
     def _judge(self, effect: Evaluated) -> None:
         """Work out the figures of the test rows; a slow sort must not stop the heartbeat."""
@@ -330,6 +339,7 @@ class SchedulerProcess:
         return {
             "rows": machine.trained_rows,
             "passes": machine.pass_ + 1,
+            "stopped_early": machine.early_stop.over,
             "steps": machine.trained_steps,
             "wall_s": time.monotonic() - self.began,
             "train_s": train_s,

@@ -59,7 +59,7 @@ class RunFolder:
             for folder in (self.model, self.path / "logs"):
                 folder.mkdir(exist_ok=True)
             text = job.dump_yaml(origins=True)
-            (self.path / "config.resolved.yaml").write_text(text, encoding="utf-8")
+            (self.path / "config.resolved.yaml").write_text(text, "utf-8", "surrogateescape")
         except OSError as error:
             what = f"cannot write there: {error.strerror}"
             raise DataError(what, where=str(self.path), hint="set output.dir") from None
@@ -99,10 +99,11 @@ class RunFolder:
         if not checkpoint.exists(self.model):
             return None
         manifest = checkpoint.read_manifest(self.model)
-        finished = (self.path / "summary.json").exists()
-        if finished and manifest.pass_ + 1 >= self.job.train.passes:
+        summary = read_json(self.path / "summary.json")
+        passes = summary.get("passes", 0)
+        if summary and (passes >= self.job.train.passes or summary.get("stopped_early")):
             raise ConfigError(
-                f"a finished run of {manifest.pass_ + 1} pass(es) is there",
+                f"a finished run of {passes} pass(es) is there",
                 where=str(self.path),
                 hint="use --overwrite, another output.dir, or more train.passes to go on",
             )
@@ -155,6 +156,7 @@ class RunFolder:
                     "ignore": list(text.ignore),
                     "id": text.id,
                     "missing": list(text.missing),
+                    "columns": list(text.columns),
                 },
             },
             files=(),
@@ -176,6 +178,15 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     os.replace(temporary, path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A small JSON file, or nothing if it is not there or not whole yet."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def plan_digest(job: JobConfig, inputs: Inputs) -> str:

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from ctrps import checkpoint
 from ctrps.checkpoint import Checkpoint, Manifest, PartitionFile
 from ctrps.data.shards import Schema
@@ -47,11 +49,12 @@ def read_partitions(
     """
     opened = Checkpoint(folder)
     same_pass = opened.manifest.pass_ == pass_
+    nothing: list[np.ndarray] = [NO_MARKS, *NO_PROGRESS]
     states = {}
     for number in partitions:
-        marks, *progress = opened.notes(number) if same_pass else (NO_MARKS, *NO_PROGRESS)
+        notes = opened.notes(number) if same_pass else nothing
         tables = [RowSet(*rows) for rows in opened.read(number)]
-        states[number] = PartitionState(tables, marks, progress)
+        states[number] = PartitionState(tables, notes[0], notes[1:])
     return states
 
 

@@ -56,7 +56,11 @@ class Transport:
         self._router: zmq.Socket[bytes] | None = None
         self.address = ""
         if bind is not None:
-            self._router = self._listen(*bind, key)
+            try:
+                self._router = self._listen(*bind, key)
+            except ClusterError:
+                self.close()
+                raise
 
     def _socket(self, kind: int) -> "zmq.Socket[bytes]":
         made = self._context.socket(kind)
