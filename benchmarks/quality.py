@@ -58,8 +58,8 @@ class Case:
 
     @property
     def goal(self) -> str:
-        text = f"AUC >= {self.auc}"
-        return text if self.logloss is None else f"{text}, logloss <= {self.logloss}"
+        text = f"AUC >= {self.auc:.3f}"
+        return text if self.logloss is None else f"{text}, logloss <= {self.logloss:.3f}"
 
     def met(self, auc: float, logloss: float) -> bool:
         return auc >= self.auc and (self.logloss is None or logloss <= self.logloss)
@@ -239,31 +239,36 @@ def same_bits(results: list[dict]) -> bool:
 COLUMNS = "{:<10} {:<6} {:<6} {:>6} {:>8} {:>8} {:>10}  {:<30} {}"
 
 
-def table(results: list[dict]) -> Iterator[str]:
-    yield COLUMNS.format("set", "model", "how", "passes", "AUC", "logloss", "rows/s", "goal", "met")
-    for r in results:
-        yield COLUMNS.format(
-            r["set"],
-            r["model"],
-            r["how"],
-            r["passes"],
-            f"{r['auc']:.4f}",
-            f"{r['logloss']:.4f}",
-            f"{r['rows_per_s']:,.0f}",
-            r["goal"],
-            "yes" if r["met"] else "NO",
-        )
+HEADER = COLUMNS.format("set", "model", "how", "passes", "AUC", "logloss", "rows/s", "goal", "met")
+
+
+def line(result: dict) -> str:
+    """One line of the table."""
+    return COLUMNS.format(
+        result["set"],
+        result["model"],
+        result["how"],
+        result["passes"],
+        f"{result['auc']:.4f}",
+        f"{result['logloss']:.4f}",
+        f"{result['rows_per_s']:,.0f}",
+        result["goal"],
+        "yes" if result["met"] else "NO",
+    )
 
 
 def report(options: argparse.Namespace, out: Path) -> int:
+    """Run all cases, a line of the table as each is done, and the figures as JSON at the end."""
     results = []
+    print(HEADER, flush=True)
     for data in options.only:
         rows = prepare(data, options, out)
-        cases = [case for case in CASES if case.data == data]
-        results += [measure(case, rows, out / data / "run") for case in cases]
-    print("\n".join(table(results)))
+        for case in CASES:
+            if case.data == data:
+                results.append(measure(case, rows, out / data / "run"))
+                print(line(results[-1]), flush=True)
     same, met = same_bits(results), all(r["met"] for r in results)
-    print(f"one model whichever way it is trained: {'yes' if same else 'NO'}")
+    print(f"the same model whichever way it was trained: {'yes' if same else 'NO'}")
     print(json.dumps({"met": met, "same_bits": same, "results": results}))
     return 0 if met and same else GATE_STATUS
 

@@ -4,23 +4,33 @@ Results go to standard output, everything else to standard error. Heavy modules 
 the commands, so that ``ctrps --help`` answers at once.
 """
 
-import errno
-import functools
 import io
-import json
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
 from ctrps import __version__
-from ctrps.errors import ConfigError, CtrpsError
+from ctrps.cli_data import data_app
+from ctrps.errors import ConfigError
+from ctrps.screen import (
+    ConfigFile,
+    Json,
+    MaxBad,
+    Overrides,
+    Overwrite,
+    load,
+    one_of,
+    print_json,
+    reported,
+    say,
+    without_output,
+)
 
 if TYPE_CHECKING:
     from ctrps.config import JobConfig
@@ -35,17 +45,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 config_app = typer.Typer(help="Look at the settings of a job.", no_args_is_help=True)
+app.add_typer(data_app)
 app.add_typer(config_app, name="config")
 
-ConfigFile = Annotated[
-    Path | None, Option("--config", "-c", metavar="JOB", help="Job file, yaml or ini.")
-]
-Overrides = Annotated[
-    list[str] | None,
-    Option("--set", metavar="SECTION.KEY=VALUE", help="Override one setting. Repeatable."),
-]
-Json = Annotated[bool, Option("--json", help="Print exactly one JSON object.")]
-Overwrite = Annotated[bool, Option("--overwrite", help="Throw away the run that output.dir holds.")]
 ProgressMode = Annotated[
     str, Option("--progress", metavar="auto|plain|none", help="How progress is shown.")
 ]
@@ -61,69 +63,8 @@ SchedulerAddress = Annotated[
 Parent = Annotated[
     int | None, Option("--parent", hidden=True, help="Process that this one must not outlive.")
 ]
-MaxBad = Annotated[
-    float, Option("--max-bad", min=0, max=1, help="Share of rows that may be unreadable.")
-]
 Rank = Annotated[int, Option("--rank", hidden=True, help="The launcher's number of the process.")]
 ModelFolder = Annotated[Path, Option("--model", metavar="DIR", help="Folder of a trained model.")]
-
-CANNOT_WRITE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-
-Command = TypeVar("Command", bound=Callable[..., None])
-
-
-def reported(command: Command) -> Command:
-    """Turn errors of a command into one message and an exit status."""
-
-    @functools.wraps(command)
-    def run(*args: Any, **kwargs: Any) -> None:
-        try:
-            command(*args, **kwargs)
-            sys.stdout.flush()
-        except CtrpsError as error:
-            _say(f"error: {error}")
-            raise typer.Exit(error.exit_status) from None
-        except (typer.Exit, KeyboardInterrupt):
-            raise
-        except Exception as error:
-            if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
-                raise typer.Exit(_without_output(error)) from None
-            if os.environ.get("CTRPS_DEBUG"):
-                traceback.print_exc()
-            _say(
-                f"error: internal: {type(error).__name__}: {error}; set CTRPS_DEBUG=1 to see where"
-            )
-            raise typer.Exit(1) from None
-
-    return run  # type: ignore[return-value]
-
-
-def _without_output(error: OSError) -> int:
-    """The status of a command whose output has nowhere to go; the rest of it is dropped."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if isinstance(error, BrokenPipeError):
-        # The reader has left (`| head`): that is no error of ours.
-        return 141
-    _say(f"error: cannot write the output: {error.strerror}; make room, or write it elsewhere")
-    return 3
-
-
-def _say(text: str) -> None:
-    """A line on standard error; letters that it cannot show are replaced, never fatal."""
-    encoding = sys.stderr.encoding or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding), file=sys.stderr, flush=True)
-
-
-def _job(
-    config: Path | None, overrides: list[str] | None, more: tuple[str, ...] = ()
-) -> "JobConfig":
-    from ctrps.config import load_job
-
-    return load_job(config, [*(overrides or []), *more], os.environ)
-
-
-def _print_json(value: object) -> None:
-    print(json.dumps(value))
 
 
 def _version(asked: bool) -> None:
@@ -155,49 +96,6 @@ def about(
 
 @app.command()
 @reported
-def extract(
-    config: ConfigFile = None,
-    overrides: Overrides = None,
-    stage: Annotated[
-        str | None, Option("--stage", metavar="sample|features", help="Do one half only.")
-    ] = None,
-    overwrite: Overwrite = False,
-    as_json: Json = False,
-) -> None:
-    """Turn raw logs into samples, and samples into feature shards.
-
-    Reads the tables in `sample.dir`, joins them as `sample.join` says, applies the features of
-    `features.spec`, and writes OUTPUT.DIR/data/train-*.shard and test-*.shard, which are the
-    default data of the same job.
-
-    Example: ctrps extract -c job.yaml
-    """
-    from ctrps.data.extract import extract as run
-
-    _one_of("--stage", stage, ("sample", "features"))
-    summary = run(_job(config, overrides), stage=stage, overwrite=overwrite, progress=_say_rows)
-    if as_json:
-        _print_json(summary)
-        return
-    print(f"rows          {summary['rows']:,} ({summary['rejected']:,} rejected)")
-    for name, figures in summary["stages"].items():
-        print(f"{name:13s} {figures['rows']:,} rows, {figures['cpu_s']:.1f} s of CPU")
-    for split, paths in summary["outputs"].items():
-        print(f"{split:13s} {len(paths)} shard(s)")
-
-
-def _say_rows(stage: str, rows: int) -> None:
-    _say(f"{time.strftime('%H:%M:%S')} {stage}: {rows:,} rows")
-
-
-def _one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> None:
-    if value is not None and value not in allowed:
-        choices = " or ".join(allowed)
-        raise ConfigError(f"{value!r} is not possible", where=option, hint=f"use {choices}")
-
-
-@app.command()
-@reported
 def train(
     config: ConfigFile = None,
     overrides: Overrides = None,
@@ -219,8 +117,8 @@ def train(
     from ctrps.runtime.local import train as run
 
     more = (f"train.threads={threads}",) if threads else ()
-    job = _job(config, overrides, more)
-    _one_of("--progress", progress, ("auto", "plain", "none"))
+    job = load(config, overrides, more)
+    one_of("--progress", progress, ("auto", "plain", "none"))
     with ProgressLine(sys.stderr, progress) as line:
         summary = run(job, overwrite, line.show)
     _show_summary(summary, as_json)
@@ -257,8 +155,8 @@ def launch(
 
     counts = {"cluster.servers": servers, "cluster.workers": workers}
     more = tuple(f"{key}={count}" for key, count in counts.items() if count is not None)
-    job = _job(config, overrides, more)
-    _one_of("--progress", progress, ("auto", "plain", "none"))
+    job = load(config, overrides, more)
+    one_of("--progress", progress, ("auto", "plain", "none"))
     with ProgressLine(sys.stderr, progress) as line:
         summary = run(job, overwrite, line.show, line.tell)
     _show_summary(summary, as_json)
@@ -266,7 +164,7 @@ def launch(
 
 def _show_summary(summary: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        _print_json(summary)
+        print_json(summary)
         return
     print(
         f"trained       {summary['rows']:,} rows in {summary['train_s']:.1f} s "
@@ -275,6 +173,8 @@ def _show_summary(summary: dict[str, Any], as_json: bool) -> None:
     )
     print(f"model         {summary['model']} ({summary['keys']:,} keys)")
     print(f"digest        {summary['model_digest']}")
+    if summary["rejected"]:
+        say(f"note: {summary['rejected']:,} bad row(s) left out; see *.rejected.tsv in its cache")
     _show_report("test", summary["test"])
 
 
@@ -314,7 +214,7 @@ def scheduler(
     from ctrps.runtime.roles import SchedulerProcess
 
     log = _logger("scheduler")
-    process = SchedulerProcess(_job(config, overrides), overwrite, log)
+    process = SchedulerProcess(load(config, overrides), overwrite, log)
     finish = process.run(
         lambda address: log(f"listening; join with CTRPS_SCHEDULER={address} and the same job file")
     )
@@ -339,7 +239,7 @@ def server(
     _bind_to(parent)
     from ctrps.runtime.roles import ServerProcess
 
-    job = _job(config, overrides)
+    job = load(config, overrides)
     _end(ServerProcess(job, _scheduler_of(job, scheduler), _logger("server"), rank).run())
 
 
@@ -359,7 +259,7 @@ def worker(
     _bind_to(parent)
     from ctrps.runtime.roles import WorkerProcess
 
-    job = _job(config, overrides)
+    job = load(config, overrides)
     _end(WorkerProcess(job, _scheduler_of(job, scheduler), _logger("worker"), rank).run())
 
 
@@ -389,12 +289,12 @@ def _scheduler_of(job: "JobConfig", given: str | None) -> str:
 
 
 def _logger(role: str) -> Callable[[str], None]:
-    return lambda text: _say(f"{time.strftime('%H:%M:%S')} {role}: {text}")
+    return lambda text: say(f"{time.strftime('%H:%M:%S')} {role}: {text}")
 
 
 def _end(finish: "Finish") -> None:
     if finish.exit_status:
-        _say(f"error: {finish.reason}")
+        say(f"error: {finish.reason}")
         raise typer.Exit(finish.exit_status)
 
 
@@ -425,7 +325,7 @@ def predict(
     from ctrps import predict as predicting
     from ctrps.data.convert import expand
 
-    _one_of("--labels", labels, ("optional", "none"))
+    one_of("--labels", labels, ("optional", "none"))
     loaded = predicting.LoadedModel.open(model)
     scores = predicting.predict(loaded, expand(data), labels=labels, max_bad=max_bad)
     if out == "-":
@@ -434,17 +334,17 @@ def predict(
     rows = predicting.write_csv(scores, sys.stdout if out == "-" else Path(out))
     _say_notes(scores.notes, scores.unknown, scores.occurrences, scores.rejected)
     if out != "-":
-        _say(f"{rows:,} rows scored to {out}")
+        say(f"{rows:,} rows scored to {out}")
 
 
 def _say_notes(notes: list[str], unknown: int, occurrences: int, rejected: int) -> None:
     for note in notes:
-        _say(f"note: {note}")
+        say(f"note: {note}")
     if rejected:
-        _say(f"note: {rejected:,} bad rows left out")
+        say(f"note: {rejected:,} bad rows left out")
     if unknown:
         share = 100 * unknown / occurrences
-        _say(f"note: the model does not know {unknown:,} of {occurrences:,} values ({share:.1f} %)")
+        say(f"note: the model does not know {unknown:,} of {occurrences:,} values ({share:.1f} %)")
 
 
 @app.command()
@@ -467,10 +367,41 @@ def evaluate(
     loaded = predicting.LoadedModel.open(model)
     report = predicting.evaluate(loaded, expand(data), max_bad=max_bad)
     if as_json:
-        _print_json(report)
+        print_json(report)
         return
     _show_report("evaluated", report)
     _say_notes(report["notes"], report["unknown"], report["occurrences"], report["rejected"])
+
+
+@app.command()
+@reported
+def replay(
+    batch: Annotated[Path, Argument(metavar="FILE", help="A batch that training saved.")],
+    as_json: Json = False,
+) -> None:
+    """Compute a saved batch again whose gradient was not finite, and say where it comes from.
+
+    Training stops at such a batch and saves it with the weights that it used in OUTPUT.DIR/bad.
+
+    Example: ctrps replay runs/job/bad/pass0-lane2-batch17.batch
+    """
+    from ctrps.runtime.nonfinite import replay as run
+
+    report = run(batch)
+    if as_json:
+        print_json(report)
+        return
+    name = " ".join(f"{key} {value}" for key, value in report["name"].items())
+    print(f"{name}: {report['rows']} rows of {report['file']}")
+    print(f"gradient is {'finite' if report['finite'] else 'not finite'}")
+    for row in report["bad_rows"]:
+        largest = ", ".join(f"{e['key']}:{e['value']:g}" for e in row["largest"])
+        print(f"row {row['row']}: label {row['label']:g}, margin {row['margin']}, values {largest}")
+    for key in report["bad_keys"]:
+        fields = " ".join(filter(None, key["fields"]))
+        print(f"key {key['key']}: its gradient is not finite {fields}".rstrip())
+    for weight in report["bad_weights"]:
+        print(f"key {weight}: its weights were not finite before")
 
 
 @config_app.command("show")
@@ -485,9 +416,9 @@ def config_show(
 
     Example: ctrps config show -c job.yaml --origin
     """
-    job = _job(config, overrides)
+    job = load(config, overrides)
     if as_json:
-        _print_json(job.model_dump(mode="json"))
+        print_json(job.model_dump(mode="json"))
     else:
         print(job.dump_yaml(origins=origin), end="")
 
@@ -503,4 +434,4 @@ def main() -> None:
     try:
         app()
     except OSError as error:  # of --help: commands see to their own
-        sys.exit(_without_output(error))
+        sys.exit(without_output(error))

@@ -145,14 +145,18 @@ def _unpack(frame: Buffer, limits: Limits) -> Any:
     return value
 
 
+LEAVES = frozenset({type(None), bool, int, float, str, bytes})
+
+
 def _shallow(value: object, depth: int) -> bool:
-    if isinstance(value, list):
-        return depth > 0 and all(_shallow(v, depth - 1) for v in value)
     if isinstance(value, dict):
-        return depth > 0 and all(
-            isinstance(k, str) and _shallow(v, depth - 1) for k, v in value.items()
-        )
-    return value is None or isinstance(value, bool | int | float | str | bytes)
+        if not all(isinstance(key, str) for key in value):
+            return False
+        value = list(value.values())
+    if isinstance(value, list):
+        inner = [v for v in value if type(v) not in LEAVES]
+        return depth > 0 and all(_shallow(v, depth - 1) for v in inner)
+    return type(value) in LEAVES
 
 
 def _array(shape: object, frame: Buffer, limits: Limits) -> np.ndarray:

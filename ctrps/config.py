@@ -32,7 +32,7 @@ from ctrps.configfile import (
     split_list,
     unquote,
 )
-from ctrps.errors import LocalProtocolError
+from ctrps.errors import ConfigError, LocalProtocolError
 from ctrps.sections import (
     ClusterSection,
     DataSection,
@@ -72,7 +72,7 @@ KEY_HASH_VERSION = 1
 
 # Variables that begin with CTRPS_ and are not settings of a job.
 RESERVED_VARIABLES = frozenset(
-    {"CTRPS_SCHEDULER", "CTRPS_DEBUG", "CTRPS_LOG_LEVEL", "CTRPS_JOB_KEY"}
+    {"CTRPS_SCHEDULER", "CTRPS_DEBUG", "CTRPS_LOG_LEVEL", "CTRPS_JOB_KEY", "CTRPS_VAR"}
 )
 
 
@@ -137,8 +137,23 @@ class JobConfig(Section):
 
     def plan_settings(self) -> dict[str, Any]:
         """What fixes, together with the data, which rows make up which minibatch."""
-        names = ("batch_rows", "lanes", "chunk_batches", "shuffle", "seed", "consistency")
+        names = ("batch_rows", "lanes", "chunk_batches", "shuffle", "seed", "consistency", "fused")
         return {name: getattr(self.train, name) for name in names}
+
+    def check_cluster(self) -> None:
+        """Refuse a job that only one process can run.
+
+        Raises
+        ------
+        ConfigError
+            With ``train.fused``.
+        """
+        if self.train.fused:
+            raise ConfigError(
+                "train.fused learns in one process, without servers and workers",
+                where=self.origins["train.fused"],
+                hint="use `ctrps train`, or leave train.fused out",
+            )
 
     def dump_yaml(self, origins: bool = False) -> str:
         """All settings as a job file that loads to an equal ``JobConfig``.

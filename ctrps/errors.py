@@ -12,7 +12,7 @@
       RunFailed            whoever the cause names                     as the cause says
       Stopped              nobody: the run was asked to stop           exit 75, 130 or 143
 
-Only ``ctrps.cli`` prints an error or ends the process.
+Only ``ctrps.cli`` and its parts print an error or end the process.
 """
 
 

@@ -9,10 +9,9 @@ Not here: where results are shown, and what a pipe that closes early means (``ct
 
 from __future__ import annotations
 
+import codecs
 import csv
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,7 @@ from ctrps.data.reading import NO_COLUMN, PAIRS, TABLES, TextSettings
 from ctrps.data.rows import Ids, Schema
 from ctrps.data.shards import Block, KeyNumbers, Shard
 from ctrps.data.streams import STDIN
+from ctrps.data.textout import new_file
 from ctrps.errors import DataError
 from ctrps.kernels import losses, metrics
 from ctrps.loaded import LoadedModel
@@ -320,11 +320,11 @@ def write_csv(scores: Iterable[Scores], out: IO[str] | Path) -> int:
     """
     if not isinstance(out, Path):
         return _write(scores, out)
-    with _new_file(out) as file:
-        return _write(scores, file)
+    with new_file(out) as file:
+        return _write(scores, codecs.getwriter("utf-8")(file, "surrogateescape"))
 
 
-def _write(scores: Iterable[Scores], file: IO[str]) -> int:
+def _write(scores: Iterable[Scores], file: IO[str] | codecs.StreamWriter) -> int:
     writer = csv.writer(file, lineterminator="\n")
     rows = 0
     header: list[str] | None = None
@@ -338,29 +338,6 @@ def _write(scores: Iterable[Scores], file: IO[str]) -> int:
     if header is None:
         writer.writerow(["score"])
     return rows
-
-
-@contextmanager
-def _new_file(path: Path) -> Iterator[IO[str]]:
-    """A file that takes its name when it is complete. A device or pipe is written as it is."""
-    target = Path(os.path.realpath(path))
-    special = target.exists() and not target.is_file()
-    name = target if special else target.with_name(f"{target.name}.tmp-{os.getpid()}")
-    try:
-        with open(name, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-            yield file
-            file.flush()
-            if not special:
-                os.fsync(file.fileno())
-        if not special:
-            os.replace(name, target)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise DataError(f"cannot write it: {error.strerror}", where=str(path)) from None
-    finally:
-        if not special:
-            name.unlink(missing_ok=True)
 
 
 def evaluate(

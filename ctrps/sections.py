@@ -135,21 +135,34 @@ class DataSection(Section):
     test: tuple[Path, ...] = Field(
         default=(), description="Test files or patterns. Default: what `extract` writes."
     )
-    format: Literal["auto", "shard", "libsvm", "libffm", "vw", "criteo", "csv", "tsv", "jsonl"] = (
-        Field(
-            default="auto", description="Format of these files; auto goes by first line and name."
-        )
+    format: Literal[
+        "auto",
+        "shard",
+        "libsvm",
+        "libffm",
+        "vw",
+        "slots",
+        "signs",
+        "criteo",
+        "csv",
+        "tsv",
+        "jsonl",
+    ] = Field(
+        default="auto", description="Format of these files; auto goes by first line and name."
     )
     columns: tuple[str, ...] = Field(
         default=(),
-        description="Names of the columns of a csv or tsv without header; fields of jsonl.",
+        description="Columns of a csv or tsv without header, fields of jsonl, fields in front of "
+        "slots.",
     )
-    label: str = Field(default="label", min_length=1, description="Column of the label (tables).")
+    label: str = Field(
+        default="label", min_length=1, description="Column of the label (tables, slots)."
+    )
     numeric: tuple[str, ...] = Field(
         default=(), description="Columns taken as dense numbers (tables)."
     )
-    ignore: tuple[str, ...] = Field(default=(), description="Columns left out (tables).")
-    id: str | None = Field(default=None, description="Column kept as the row's id (tables).")
+    ignore: tuple[str, ...] = Field(default=(), description="Columns left out (tables, slots).")
+    id: str | None = Field(default=None, description="Column kept as the row's id (tables, slots).")
     max_bad: Share = Field(
         default=0.0, description="Share of rows that may be unreadable before the run gives up."
     )
@@ -280,6 +293,11 @@ class TrainSection(Section):
         default=64, ge=1, le=256, description="Parts of the key space, a power of two."
     )
     threads: int = Field(default=1, ge=1, le=1024, description="Threads of `ctrps train`.")
+    fused: bool = Field(
+        default=False,
+        description="`ctrps train` learns row at a time, its threads without locks: fastest, but "
+        "another algorithm than sync. In async it always does.",
+    )
     checkpoint_s: float = Field(
         default=600.0,
         ge=0,

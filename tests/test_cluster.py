@@ -101,7 +101,7 @@ def test_a_run_leaves_its_settings_figures_logs_and_summary(lab, data):
     assert run.json["test"]["logloss"] > 0
     assert read_json(folder / "summary.json") == run.json
     metrics = read_lines(folder / "metrics.jsonl")
-    assert metrics and all(line["phase"] == "train" for line in metrics)
+    assert metrics[0]["phase"] == "train" and metrics[0]["rows"] > 0
     assert sorted(p.name for p in (folder / "logs").iterdir()) == [
         *("scheduler-0.log", "server-0.log", "worker-0.log", "worker-1.log")
     ]
@@ -142,7 +142,7 @@ def mid_run(lab: Lab, overrides: list[str], servers: int = 2, workers: int = 3) 
 
 
 def test_a_killed_worker_costs_nothing_but_time(lab, data):
-    values = {"train_passes": 8, "model_kind": "fm"}
+    values = {"train_passes": 6, "model_kind": "fm"}
     run = mid_run(lab, job(data, lab.folder / "run", **values, **SHORT))
     run.child("worker", 1).kill()
     run.ends(0)
@@ -182,7 +182,7 @@ def test_a_killed_launch_takes_its_processes_along(lab, data):
 
 
 def test_a_worker_that_was_stopped_for_long_may_come_back(lab, data):
-    values = {"train_passes": 8}
+    values = {"train_passes": 4}
     run = mid_run(lab, job(data, lab.folder / "run", **values, **SHORT), 1, 2)
     stopped = run.child("worker", 0)
     stopped.suspend()
@@ -330,7 +330,7 @@ def test_a_folder_is_used_by_one_launch(lab, data):
 def test_more_passes_go_on_with_another_number_of_servers(lab, data):
     values = {"model_kind": "fm"}
     overrides = job(data, lab.folder / "run", **values)
-    launched(lab, overrides, 3, 2).ends(0)
+    launched(lab, overrides, 3, 1).ends(0)
     more = launched(lab, [*overrides, "train.passes=2"], 2, 1).ends(0)
     expected = trained(job(data, lab.folder / "train", **values, train_passes=2))
     assert more.json["model_digest"] == expected["model_digest"]

@@ -401,6 +401,7 @@ def test_plan_settings_and_digests():
         "shuffle": "chunks",
         "seed": 1,
         "consistency": "sync",
+        "fused": False,
     }
     more = load_job(None, ["cluster.workers=4", "train.threads=2", "output.dir=x"], {})
     assert digest(more.plan_settings()) == digest(plan)

@@ -6,6 +6,7 @@ on standard output or standard error. All lines that the page shows must be prin
 order, but for what differs from run to run and from machine to machine: see ``alike``.
 """
 
+import doctest
 import os
 import re
 import shutil
@@ -124,6 +125,12 @@ def test_the_commands_of_the_pages_do_what_is_shown(tmp_path):
         for block in blocks(page):
             if block.before == "<!-- run -->":
                 run(block, folder, env)
+
+
+def test_the_python_examples_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for page in sorted(DOCS.glob("*.md")):
+        assert doctest.testfile(str(page), module_relative=False, encoding="utf-8").failed == 0
 
 
 @pytest.mark.parametrize("page", PAGES)

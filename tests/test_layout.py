@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ctrps"
 KERNELS = PACKAGE / "kernels"
+SCREEN = [PACKAGE / name for name in ("cli.py", "cli_data.py", "screen.py")]
 MODULES = sorted(PACKAGE.rglob("*.py"))
 COMPILERS = {"njit", "jit", "vectorize", "guvectorize", "generated_jit", "cfunc", "stencil"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -77,7 +78,7 @@ def test_only_the_command_line_prints_or_ends_the_process():
     bad = [
         place(path, node)
         for path in MODULES
-        if path != PACKAGE / "cli.py"
+        if path not in SCREEN
         for node in ast.walk(tree(path))
         if (isinstance(node, ast.Call) and name_of(node) == "print")
         or (isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.exit")

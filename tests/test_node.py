@@ -1,4 +1,4 @@
-"""The loop of a process: effects, errors, slow work, signals and complaints, with a fake network."""
+"""The loop of a process with a fake network: effects, errors, slow work, signals, complaints."""
 
 import os
 import signal

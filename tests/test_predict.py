@@ -19,6 +19,7 @@ from ctrps.data.shards import Block, ShardWriter, joined
 from ctrps.errors import CheckpointError, DataError
 from ctrps.predict import LoadedModel, evaluate, evaluate_scores, predict, write_csv
 from ctrps.ps.partition import PartitionSet, contribute
+from tests.batching import minibatch
 
 CASES = Path(__file__).parent / "fixtures" / "cases"
 KINDS = [["model.kind=lr"], ["model.kind=fm", "model.dim=4", "model.init_scale=0.1"]]

@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 from benchmarks import quality
 from ctrps import models
 from ctrps.config import load_job
-from ctrps.data.batches import minibatch
+from ctrps.data.batches import BlockBatches
 from ctrps.data.convert import to_shards
 from ctrps.data.formats import TextSettings
 from ctrps.data.shards import Shard
@@ -57,9 +57,10 @@ class ByCtrps:
 
     def batches(self, batch_rows=256):
         for block in self.shard.blocks():
+            batches = BlockBatches(block, self.shard.schema, self.model.partition_bits)
             for first in range(0, block.rows, batch_rows):
                 order = np.arange(first, min(first + batch_rows, block.rows))
-                yield minibatch(block, order, self.shard.schema, self.model.partition_bits)
+                yield batches.minibatch(order)
 
     def objective(self, w):
         loss, counts = 0.0, np.zeros(FEATURES, np.int32)

@@ -6,7 +6,7 @@
 # The scheduler saves a checkpoint first, and tells all nodes to end; the same commands then go on.
 set -euo pipefail
 var=${CTRPS_VAR:-var}
-for file in "$var/${1:-*}"-*.pid; do
+for file in "$var"/${1:-*}-*.pid; do
   [ -e "$file" ] || continue
   pid=$(cat "$file")
   if [ -n "$pid" ] && kill -0 "$pid" 2>/dev/null; then

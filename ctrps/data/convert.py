@@ -146,7 +146,7 @@ class _Conversion:
         self._progress = progress
         self._bad = bad
         self._rows = 0
-        # What VW text calls slots, the next file of it calls so too, and in this order.
+        # What VW or slot text calls slots, the next file of it calls so too, in this order.
         self._slots = settings.slots
         # Upper bounds of the rows in files not read yet: a row is a byte and a line end.
         self._most_rows = sum(_most_rows(most_bytes(path)) for path in paths)
@@ -157,7 +157,7 @@ class _Conversion:
             self._most_rows -= _most_rows(most_bytes(path))
             if settings.format == "auto":
                 settings = dataclasses.replace(settings, format=detect(path).format)
-        slots = self._slots if settings.format in ("vw", "auto") else ()
+        slots = self._slots if settings.format in ("vw", "slots", "signs", "auto") else ()
         settings = dataclasses.replace(settings, slots=slots)
         if settings.format == "shard":
             shard = Shard(path)

@@ -32,7 +32,7 @@ _PAIR = re.compile(rb"[0-9]+:[^\s:,]+")
 _TRIPLE = re.compile(rb"[0-9]+:[0-9]+:[^\s:,]+")
 _NUMBER = rb"[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?"
 # What VW allows in front of the first bar: label, importance, base and tag, or a quoted tag alone.
-_VW = re.compile(rb"(?:(?:%b[ \t]+){1,3}'?[^ \t|,]*|(?:'[^ \t|]*)?)\|" % _NUMBER)
+_VW = re.compile(rb"(?:(?:%b[ \t]+){1,3}'?[^ \t|,]*|(?:'[^ \t|]*[ \t]*)?)\|" % _NUMBER)
 
 
 class Detected(NamedTuple):

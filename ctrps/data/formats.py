@@ -2,7 +2,7 @@
 
 ``open_rows`` tells the format of a file and gives its rows in their order; what cannot be read is
 reported to ``BadRows``. What each format looks like is the business of its reader: ``keyvalues``
-(libsvm, libffm, VW), ``columns`` (csv, tsv, Criteo) and ``jsonlines``.
+(libsvm, libffm, VW, slots), ``columns`` (csv, tsv, Criteo) and ``jsonlines``.
 
 Turning files into shards, once, is ``convert``'s business; extraction of features from raw logs
 is another reader (``extract``).
@@ -11,7 +11,7 @@ is another reader (``extract``).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -20,7 +20,7 @@ from ctrps.data.badrows import BadRows
 from ctrps.data.columns import Fit, TableReader
 from ctrps.data.detect import detect_open
 from ctrps.data.jsonlines import JsonReader
-from ctrps.data.keyvalues import LIBSVM, LibffmReader, LibsvmReader, VwReader
+from ctrps.data.keyvalues import LIBSVM, LibffmReader, LibsvmReader, SlotReader, VwReader
 from ctrps.data.reading import Reader, TextSettings
 from ctrps.data.rows import Rows, Schema
 from ctrps.data.shards import Shard
@@ -28,7 +28,14 @@ from ctrps.data.streams import STDIN
 from ctrps.data.textfile import TextFile
 from ctrps.errors import DataError
 
-_PAIR_READERS = {"libsvm": LibsvmReader, "libffm": LibffmReader, "vw": VwReader}
+_PairReader = Callable[[TextFile, TextSettings, BadRows], Reader]
+_PAIR_READERS: dict[str, _PairReader] = {
+    "libsvm": LibsvmReader,
+    "libffm": LibffmReader,
+    "vw": VwReader,
+    "slots": SlotReader,
+    "signs": SlotReader,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
-"""Readers of rows of keys and values: libsvm, libffm and VW text.
+"""Readers of rows of keys and values: libsvm, libffm, VW and slot text.
 
-Which slots a libffm or VW file has shows only at its end, so their schema grows while rows are
+Which slots the last three have shows only at its end, so their schema grows while rows are
 read: a slot that is new comes behind those known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from ctrps.data.badrows import BadRows
 from ctrps.data.reading import BAD_PER_CALL, LABELS, REASONS, TextSettings, ask, reject, texts
 from ctrps.data.rows import Ids, Rows, Schema
 from ctrps.data.textfile import TextFile
+from ctrps.errors import ConfigError
 from ctrps.kernels import pairs, text
 from ctrps.kernels.keys import hash_text
 
@@ -159,10 +161,87 @@ class VwReader:
                 yield from _in_slots(*columns, ids, len(self._slots))
 
     def _name(self, places: np.ndarray) -> None:
-        """Note the names of new slots; bytes that are no UTF-8 are escaped, the key is theirs."""
-        for start, end in places.tolist():
-            name = self._file.buffer[start:end].tobytes().decode("utf-8", "backslashreplace")
-            self._slots.append(name or DEFAULT_NAMESPACE)
+        self._slots += [name or DEFAULT_NAMESPACE for name in _names(self._file, places)]
+
+
+class SlotReader:
+    """Rows of ``slot:value``, or ``value:slot``, with the label among them: a slot for each name.
+
+    Each of the n values of a slot weighs 1/n. Fields in front that have no
+    colon are named by ``settings.columns``.
+    """
+
+    def __init__(self, file: TextFile, settings: TextSettings, bad: BadRows):
+        if settings.numeric:
+            hint = "all values of slots are categories"
+            raise ConfigError("data.numeric is not for slot text", hint=hint)
+        self._file = file
+        self._mode = LABELS[settings.labels]
+        self._bad = bad
+        self._turned = settings.format == "signs"
+        kept = [settings.id] if settings.id else []
+        self._reserved = [settings.label, *kept, *settings.ignore]
+        self._id_slot = 1 if kept else -1
+        self._slots = [*self._reserved, *settings.slots]
+        self._slots += [name for name in settings.columns if name not in self._slots]
+        self._plain = np.array([self._slots.index(name) for name in settings.columns], np.int64)
+        self._names = np.empty(len(self._reserved) + pairs.MAX_SLOTS, np.uint64)
+        self._names[: len(self._slots)] = [hash_text(name) for name in self._slots]
+
+    @property
+    def schema(self) -> Schema:
+        return Schema(tuple(self._slots[len(self._reserved) :]), (), "value")
+
+    def __iter__(self) -> Iterator[Rows]:
+        found = np.empty((BAD_PER_CALL, 3), np.int64)
+        places = np.empty((len(self._names), 2), np.int64)
+        file = self._file
+        for _ in _chunks(file):
+            size = len(file.buffer) // 2 + 1
+            slots, keys = np.empty(size, np.int32), np.empty(size, np.uint64)
+            sizes, labels = np.empty(size, np.int32), np.empty(size, np.float32)
+            borders = np.empty((size, 2), np.int32)
+            done, rows, nnz, wrong, known = pairs.slot_rows(
+                file.buffer,
+                file.final,
+                self._mode,
+                self._turned,
+                self._plain,
+                len(self._reserved),
+                self._id_slot,
+                self._names,
+                len(self._slots),
+                places,
+                slots,
+                keys,
+                sizes,
+                labels,
+                borders,
+                found,
+            )
+            self._slots += _names(file, places[len(self._slots) : known])
+            ids = texts(file, borders[:rows, 0], borders[:rows, 1]) if self._id_slot > 0 else None
+            _reject_all(file, self._bad, found[:wrong])
+            file.consume(done)
+            if rows or wrong:
+                columns = slots[:nnz], keys[:nnz], np.ones(nnz, np.float32)
+                width = len(self._slots) - len(self._reserved)
+                for part in _in_slots(*columns, sizes[:rows], labels[:rows], ids, width):
+                    yield _by_mean(part)
+
+
+def _by_mean(rows: Rows) -> Rows:
+    """Rows whose keys weigh 1/n in a slot of n."""
+    sizes = rows.counts.reshape(-1)
+    if sizes.max(initial=0) < 2:
+        return rows
+    return replace(rows, values=1 / np.repeat(sizes, sizes).astype(np.float32))
+
+
+def _names(file: TextFile, places: np.ndarray) -> list[str]:
+    """Names of new slots; bytes that are no UTF-8 are escaped, though the hash is theirs."""
+    names = [file.buffer[start:end].tobytes() for start, end in places.tolist()]
+    return [name.decode("utf-8", "backslashreplace") for name in names]
 
 
 def _has_tag(line: bytes) -> bool:

@@ -21,7 +21,7 @@ from ctrps.kernels import fields, pairs, text
 TABLES = ("csv", "tsv", "criteo", "jsonl")
 """Formats whose rows have named columns."""
 
-PAIRS = ("libsvm", "libffm", "vw")
+PAIRS = ("libsvm", "libffm", "vw", "slots", "signs")
 """Formats whose rows are keys and values."""
 
 FORMATS = ("auto", "shard", *PAIRS, *TABLES)
@@ -46,7 +46,9 @@ REASONS = {
     pairs.TAG: "expected no tag as there is none in the first row: a file names all rows or none",
     pairs.NAMESPACE: "expected a namespace, name or name:scale with a finite number",
     pairs.WORD: "expected a feature, name or name:value with a finite number",
-    pairs.MANY: "expected no more than 4096 namespaces",
+    pairs.MANY: "expected no more than 4096 namespaces or slots",
+    pairs.PAIR: "expected slot:value (signs: value:slot), and in front no more fields than "
+    "data.columns names",
 }
 
 
@@ -66,14 +68,15 @@ class TextSettings:
         Columns left out.
     columns
         Names of the columns of a csv or tsv without a header; all fields that
-        a row of JSON may have. Empty: the header, or the first row, says.
+        a row of JSON may have; fields in front of slot text. Empty: the header,
+        or the first row, says.
     missing
         Texts that stand for a missing value, besides the empty one.
     labels
         ``required``; ``optional``: NaN where there is none; ``none``: no row
         of a libsvm or libffm file has one, and those of others are not read.
     slots
-        Slots of a libffm or VW file that come before those it is seen to have.
+        Slots of libffm, VW or slot text that come before those it is seen to have.
     others
         Fields of JSON that are not among ``columns`` are left out instead of
         being an error.

@@ -165,6 +165,9 @@ class Unpacked:
 
     def readinto(self, memory: memoryview) -> int:
         """Fill ``memory``, at least in part; 0 at the end of the part."""
+        if self.live:
+            # For more than its buffer, Python's reader would wait for a second read.
+            memory = memory[: io.DEFAULT_BUFFER_SIZE]
         with self._guard():
             return int(self._stream.readinto(memory))  # type: ignore[attr-defined]
 
@@ -224,7 +227,7 @@ class _DamagedError(Exception):
 
 def stdin_is_empty() -> bool:
     """Whether standard input ends without a byte; waits for the first one."""
-    return sys.stdin is None or not sys.stdin.buffer.peek(1)  # type: ignore[attr-defined]
+    return sys.stdin is None or not sys.stdin.buffer.peek(1)  # type: ignore[union-attr]
 
 
 def _stdin() -> BinaryIO:

@@ -240,5 +240,5 @@ def read_columns(table: RawTable, names: Sequence[str]) -> Columns:
         starts.append(piece.starts[:, numbers].astype(np.int64) + base)
         ends.append(piece.ends[:, numbers].astype(np.int64) + base)
         base += len(piece.data)
-    arrays = (np.concatenate(parts) for parts in (data, starts, ends))
-    return Columns(tuple(names), *arrays, table.first_line)
+    joined = [np.concatenate(parts) for parts in (data, starts, ends)]
+    return Columns(tuple(names), joined[0], joined[1], joined[2], table.first_line)

@@ -74,6 +74,10 @@ class TextFile:
         self.path = Path(path)
         self._chunk_bytes = chunk_bytes
         self._memory = np.empty(0, np.uint8)
+        self._start = self._size = 0
+        # Up to where lines were counted, the number of the line there and where it starts.
+        self._mark, self._mark_line, self._line_start = 0, 1, 0
+        self._fresh = True
         self._stream = Unpacked(self.path, members)
         try:
             self._begin()
@@ -182,7 +186,6 @@ class TextFile:
         self.final = False
         self.line = 1
         self._start = self._size = 0
-        # Up to where lines were counted, the number of the line there and where it starts.
         self._mark, self._mark_line, self._line_start = 0, 1, 0
         self._fresh = True
         while not self.final and self._size < len(BOM):

@@ -1,4 +1,4 @@
-"""Rows whose keys name their slot: libffm and VW text, and putting keys in the order of slots.
+"""Rows whose keys name their slot: libffm, VW and slot text, and keys in the order of slots.
 
 As in ``text``, a buffer may end in a broken line, a row that cannot be read is reported by its
 place and left out, and nothing is guessed. Names of slots, files and the wording of errors are
@@ -28,9 +28,9 @@ from ctrps.kernels.text import (
     trim,
 )
 
-BAR, APOSTROPHE = 124, 39
+BAR, APOSTROPHE, COMMA = 124, 39, 44
 
-TRIPLE, HEAD, TAG, NAMESPACE, WORD, MANY = 7, 8, 9, 10, 11, 12
+TRIPLE, HEAD, TAG, NAMESPACE, WORD, MANY, PAIR = 7, 8, 9, 10, 11, 12, 13
 """Reasons of bad rows, besides LABEL."""
 
 MAX_SLOTS = 4096
@@ -213,7 +213,7 @@ def _vw_head(buf, first, bar, last, mode, tagged, label, tag):
         while begin > first and buf[begin - 1] != BLANK and buf[begin - 1] != TAB:
             begin -= 1
     else:
-        _, end = trim(buf, first, bar)
+        end = _without_blanks(buf, first, bar)
         begin = end
         while begin > first and buf[begin - 1] != BLANK and buf[begin - 1] != TAB:
             begin -= 1
@@ -229,9 +229,17 @@ def _vw_head(buf, first, bar, last, mode, tagged, label, tag):
 
 
 @njit(cache=True, nogil=True)
+def _without_blanks(buf, start, end):
+    """End of ``buf[start:end]`` without blanks and tabs; a return inside a line is no blank."""
+    while end > start and (buf[end - 1] == BLANK or buf[end - 1] == TAB):
+        end -= 1
+    return end
+
+
+@njit(cache=True, nogil=True)
 def _vw_numbers(buf, first, end, mode, label):
     """Read the label and an importance of 1 in ``buf[first:end]``; return reason and borders."""
-    _, end = trim(buf, first, end)
+    end = _without_blanks(buf, first, end)
     to = token_end(buf, first, end, BLANK)
     if mode == REQUIRED or (mode == OPTIONAL and first < to):
         good, found = parse_label(buf, first, to)
@@ -314,6 +322,123 @@ def _vw_slot(buf, start, end, names, known, places, likely):
 def _blank_name():
     blank = np.full(1, BLANK, np.uint8)
     return xxh64(blank, 0, 1, np.uint64(0))
+
+
+@njit(cache=True, nogil=True)
+def slot_rows(
+    buf,
+    final,
+    mode,
+    turned,
+    plain,
+    reserved,
+    id_slot,
+    names,
+    known,
+    places,
+    slots,
+    keys,
+    sizes,
+    labels,
+    ids,
+    bad,
+):
+    """Read lines of ``slot:value`` with the label among them, and perhaps fields in front.
+
+    Blanks, tabs and commas separate; blank lines are skipped. A key is ``mix`` of
+    the XXH64 of the slot's name with that of the value's text. Slot 0 is the
+    label, and the first ``reserved`` slots give no keys.
+
+    Parameters
+    ----------
+    buf, final, mode : read
+        As for ``text.libsvm_rows``; with OPTIONAL or NONE a label may be
+        missing, and with NONE it is not looked at.
+    turned : bool
+        Words are ``value:slot``.
+    plain : int64[p], read
+        Slots of the fields without a colon, by their place among these.
+    reserved, id_slot : int
+        id_slot is -1 where rows have no ids.
+    names, known, places
+        As for ``vw_rows``.
+    slots, keys : int32[m], uint64[m], written
+        m >= n // 2 + 1; in row order, the reserved slots not counted.
+    sizes, labels, ids : int32[r], float32[r], int32[r, 2], written
+        r >= n // 2 + 1; keys of a row, its label or NaN, borders of its id.
+    bad : int64[b, 3], written, b >= 1
+        Reason (LABEL, PAIR, MANY) and borders of the first bad piece of a row.
+
+    Returns
+    -------
+    position, rows, nnz, bad rows, slots known : int
+    """
+    at = rows = nnz = found = 0
+    while at < buf.shape[0] and found < bad.shape[0]:
+        end = find(buf, at, buf.shape[0], NEWLINE)
+        if end == buf.shape[0] and not final:
+            break
+        first, last = trim(buf, at, end)
+        if first < last:
+            reason, start, to, have, seen = _slot_row(
+                buf, first, last, mode, turned, plain, reserved, id_slot, names, known, places,
+                slots, keys, nnz, labels[rows:], ids[rows:],
+            )  # fmt: skip
+            if reason == GOOD:
+                sizes[rows] = have - nnz
+                rows, nnz, known = rows + 1, have, seen
+            else:
+                bad[found, 0], bad[found, 1], bad[found, 2] = reason, start, to
+                found += 1
+        at = end + 1
+    return min(at, buf.shape[0]), rows, nnz, found, known
+
+
+@njit(cache=True, nogil=True)
+def _slot_row(
+    buf, at, last, mode, turned, plain, reserved, id_slot, names, known, places, slots, keys, have,
+    label, row_id,
+):  # fmt: skip
+    """Read a row; return reason, borders of what is bad, nnz, slots known."""
+    first, fields, slot, labelled = at, 0, -1, mode == NONE
+    label[0], row_id[0, 0], row_id[0, 1] = np.nan, at, at
+    while at < last:
+        begin = at
+        while at < last and buf[at] != BLANK and buf[at] != TAB and buf[at] != COMMA:
+            at += 1
+        if begin < at:
+            start, end = begin, at
+            colon = find(buf, begin, at, COLON)
+            if colon == at:
+                if fields == plain.shape[0]:
+                    return PAIR, begin, at, have, known
+                slot = plain[fields]
+                fields += 1
+            else:
+                name, name_end, start, end = (
+                    (colon + 1, at, begin, colon) if turned else (begin, colon, colon + 1, at)
+                )
+                if name == name_end:
+                    return PAIR, begin, at, have, known
+                likely = max(slot, 0)
+                slot, known = _vw_slot(buf, name, name_end, names, known, places, likely)
+                if slot < 0:
+                    return MANY, begin, at, have, known
+            if slot == 0 and mode != NONE:
+                good, label[0] = parse_label(buf, start, end)
+                if not good or labelled:
+                    return LABEL, start, end, have, known
+                labelled = True
+            elif slot == id_slot:
+                row_id[0, 0], row_id[0, 1] = start, end
+            elif slot >= reserved:
+                slots[have] = slot - reserved
+                keys[have] = mix(names[slot], xxh64(buf, start, end, np.uint64(0)))
+                have += 1
+        at += 1
+    if not labelled and mode == REQUIRED:
+        return LABEL, first, first, have, known
+    return GOOD, first, last, have, known
 
 
 @njit(cache=True, nogil=True)

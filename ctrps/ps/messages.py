@@ -80,7 +80,7 @@ class Status(Message):
     seen
         Sequence number of the last orders obeyed.
     pass_, step
-        Of a server: its version. Of a worker: unused, -1.
+        Of a server: its version. Of a worker: the pass of its lanes, and -1.
     ready
         The view, pass and step are loaded and served.
     missing
@@ -322,6 +322,13 @@ def _checked(message: str, name: str, kind: Any, value: object) -> object:
 
 def _fits(kind: Any, value: object) -> bool:
     """Whether a value read from the wire is of the declared type and within its range."""
+    if kind is int:  # by far the most frequent
+        return isinstance(value, int) and not isinstance(value, bool) and -1 <= value < 1 << 62
+    if kind is float:
+        number = isinstance(value, float | int) and not isinstance(value, bool)
+        return number and math.isfinite(value)  # type: ignore[arg-type]
+    if kind is str:
+        return isinstance(value, str) and len(value) <= MAX_TEXT
     origin, inner = get_origin(kind) or kind, get_args(kind)
     if origin is list:
         return isinstance(value, list) and all(_fits(inner[0], item) for item in value)
@@ -331,11 +338,4 @@ def _fits(kind: Any, value: object) -> bool:
         )
     if origin is dict:
         return isinstance(value, dict) and all(_fits(inner[1], v) for v in value.values())
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool) and -1 <= value < 1 << 62
-    if kind is float:
-        number = isinstance(value, float | int) and not isinstance(value, bool)
-        return number and math.isfinite(value)  # type: ignore[arg-type]
-    if kind is str:
-        return isinstance(value, str) and len(value) <= MAX_TEXT
     return kind is Any or isinstance(value, kind)

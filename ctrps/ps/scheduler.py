@@ -13,15 +13,7 @@ from ctrps.ps.effects import Commit, Effects, Evaluated, Finish, Keep, Log, Peer
 from ctrps.ps.evaluation import Evaluation
 from ctrps.ps.job import EarlyStop, JobSpec, Phase
 from ctrps.ps.member import FENCED, Limits
-from ctrps.ps.messages import (
-    Bye,
-    Message,
-    Orders,
-    Refused,
-    Register,
-    Status,
-    Welcome,
-)
+from ctrps.ps.messages import Bye, Message, Orders, Refused, Register, Status, Welcome
 from ctrps.ps.roster import Node, Roster
 from ctrps.ps.training import Training
 from ctrps.ps.view import assign
@@ -113,6 +105,8 @@ class Scheduler:
         effects: Effects = [Log(f"checkpoint {checkpoint}: pass {closed[1]} step {closed[2]}")]
         if self._interrupted:
             return effects + self._stop(75, self._interrupted[1], now)
+        if self.phase is not Phase.TRAINING:
+            return effects  # the job has been ended meanwhile
         if closed[2] != self.training.plan.steps:
             self.clock.saved = now
             self._cuts.order(self.pass_, self.training.plan.steps)
@@ -127,6 +121,8 @@ class Scheduler:
         badness
             The figure to make small, None where it has no value (then it counts for nothing).
         """
+        if self.phase is not Phase.EVALUATING:
+            return []  # the job has been ended meanwhile
         effects: Effects = []
         if self.early_stop.better(badness) and self.committed:
             effects.append(Keep(self.committed[0]))
@@ -250,9 +246,11 @@ class Scheduler:
             return self._loaded(now)
         if self.phase is Phase.TRAINING and node.role == "server":
             return self._on_progress(now)
+        if node.role == "server" or status.pass_ != self.pass_:
+            return []
         if self.phase is Phase.TRAINING and self.spec.settings.mode == "async":
             self._seq += self.training.claim(node.number, status.lanes)
-        if self.phase is Phase.EVALUATING and node.role == "worker":
+        if self.phase is Phase.EVALUATING:
             return self._on_scores(status)
         return []
 

@@ -54,6 +54,11 @@ class Table:
         return self._keys[: self.used]
 
     @property
+    def rows(self) -> np.ndarray:
+        """float32[used, width]. A view, valid until the next ``reserve`` that finds no room."""
+        return self._rows[: self.used]
+
+    @property
     def size_bytes(self) -> int:
         """Memory of keys, rows and index."""
         return self._keys.nbytes + self._rows.nbytes + self._index.nbytes
@@ -107,7 +112,7 @@ class Table:
 
     def insert(self, keys: np.ndarray) -> np.ndarray:
         """Row numbers int64[k] of ``keys``, new rows made at their initial values."""
-        self._reserve(len(keys))
+        self.reserve(len(keys))
         where = np.empty(len(keys), np.int64)
         new = np.empty(len(keys), np.int64)
         first = self.used
@@ -117,10 +122,15 @@ class Table:
         self.spec.initialise(self._rows, first, fresh, self.seed)
         return where
 
-    def _reserve(self, more: int) -> None:
-        capacity = len(self._keys)
-        if self.used + more <= capacity:
+    def room(self, more: int) -> bool:
+        """Whether ``more`` keys can be inserted without moving the rows."""
+        return self.used + more <= len(self._keys)
+
+    def reserve(self, more: int) -> None:
+        """Make room for ``more`` keys, moving all rows if there is none."""
+        if self.room(more):
             return
+        capacity = len(self._keys)
         while capacity < self.used + more:
             capacity *= 2
         keys, rows = self._keys, self._rows

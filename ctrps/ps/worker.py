@@ -242,7 +242,9 @@ class Worker(Member):
     def _may_ask(self, lane: Lane, task: Task) -> bool:
         """sync: the front, and the next one while the front computes. Else: within the window."""
         if self.settings.mode != "sync" and not self._evaluates:
-            return self._under_way(lane) < self.window
+            # In turn: a server takes a batch only after the one before.
+            behind = [t for t in lane.tasks.values() if t.number < task.number and not t.in_flight]
+            return not behind and self._under_way(lane) < self.window
         front = lane.front()
         if front is None or front is task:
             return True
@@ -430,7 +432,7 @@ class Worker(Member):
             seq=self._seq,
             seen=self.orders.seq if self.orders else -1,
             view=self.view.number if self.view else -1,
-            pass_=-1,
+            pass_=self._doing[1],
             step=-1,
             ready=True,
             missing=sorted(self.lanes)[:1024],

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from ctrps.config import JobConfig
+from ctrps.data.badrows import BadRows
 from ctrps.data.batches import BlockBatches
 from ctrps.data.convert import Progress, expand, to_shards
 from ctrps.data.formats import TextSettings
-from ctrps.data.shards import Schema, Shard
+from ctrps.data.shards import Block, Schema, Shard
 from ctrps.errors import ConfigError, DataError
 from ctrps.models import Minibatch
 from ctrps.ps.plan import BatchRef, DataFile, EvaluationPlan, Manifest, Plan, PlanSettings
@@ -23,12 +24,18 @@ from ctrps.ps.plan import BatchRef, DataFile, EvaluationPlan, Manifest, Plan, Pl
 class Inputs:
     """Training and test rows as shards.
 
-    ``convert_s`` is the time that text took to become shards; 0 when all were there.
+    ``convert_s`` is the time that text took to become shards; 0 when all were there. ``rejected``
+    counts the bad rows that were left out, as ``data.max_bad`` allows.
     """
 
     manifest: Manifest
     schema: Schema
     convert_s: float
+    rejected: int
+
+    def account(self) -> dict[str, float]:
+        """What the summary says of them."""
+        return {"convert_s": self.convert_s, "rejected": self.rejected}
 
 
 def open_inputs(job: JobConfig, progress: Progress | None = None) -> Inputs:
@@ -43,18 +50,20 @@ def open_inputs(job: JobConfig, progress: Progress | None = None) -> Inputs:
     """
     began = time.monotonic()
     cache = job.output.dir / "cache"
-    train = _shards(job.data.train, job, cache, (), progress)
+    bad = [BadRows(job.data.max_bad), BadRows(job.data.max_bad)]
+    train = _shards(job.data.train, job, cache, (), progress, bad[0])
     # Of key-value text, the file with most slots; the others' are the first of these.
     schema = max((shard.schema for shard in train), key=lambda schema: len(schema.slots))
     slots = schema.slots if schema.weights == "value" else ()
-    test = _shards(job.data.test, job, cache, slots, progress) if _wants_test(job) else []
+    wanted = job.data.test if _wants_test(job) else ()
+    test = _shards(wanted, job, cache, slots, progress, bad[1]) if wanted else []
     for shard in test:
         if not (shard.schema.extends(schema) or schema.extends(shard.schema)):
             what = f"its columns are not those of {train[0].path}"
             raise DataError(what, where=str(shard.path), hint="extract both with one job")
     _check_block_rows(train, job.train.batch_rows)
     manifest = Manifest(tuple(map(_entry, train)), tuple(map(_entry, test)))
-    return Inputs(manifest, schema, time.monotonic() - began)
+    return Inputs(manifest, schema, time.monotonic() - began, sum(b.count for b in bad))
 
 
 def _extracted(job: JobConfig, part: str) -> Path:
@@ -77,6 +86,7 @@ def _shards(
     cache: Path,
     slots: tuple[str, ...],
     progress: Progress | None,
+    bad: BadRows,
 ) -> list[Shard]:
     default = _extracted(job, "train")
     if not patterns or (patterns == (default,) and not glob.glob(str(default))):
@@ -86,7 +96,7 @@ def _shards(
             hint="run `ctrps extract` with this job first, or set data.train",
         )
     how = replace(text_settings(job), slots=slots)
-    return [Shard(p) for p in to_shards(expand(patterns), how, cache, progress)]
+    return [Shard(p) for p in to_shards(expand(patterns), how, cache, progress, bad)]
 
 
 def text_settings(job: JobConfig, labels: str = "required") -> TextSettings:
@@ -157,6 +167,10 @@ class BatchReader:
         """The rows of ``ref`` as the plan of the pass orders them."""
         rows = self._plan_of(pass_).row_numbers(ref)
         return self._block(ref.file, ref.block).minibatch(rows)
+
+    def block(self, ref: BatchRef) -> Block:
+        """The whole block that the rows of ``ref`` are in."""
+        return self._block(ref.file, ref.block).block
 
     def another(self) -> "BatchReader":
         """A reader of the same files, for another thread."""

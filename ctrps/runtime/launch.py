@@ -223,11 +223,12 @@ def launch(
 ) -> dict[str, Any]:
     """Run ``ctrps launch`` and return its summary."""
     began = time.monotonic()
+    job.check_cluster()
     # Everything that can be wrong with settings and data is found before a process starts.
     folder = RunFolder(job, overwrite)
     try:
         inputs = open_inputs(job)
-        folder.check_plan(inputs)
+        folder.begin(inputs)
         (folder.path / "summary.json").unlink(missing_ok=True)
         (folder.path / "metrics.jsonl").unlink(missing_ok=True)
     finally:
@@ -235,7 +236,7 @@ def launch(
     warm(job)
     LocalCluster(job, say, tell).run()
     summary = read_json(folder.path / "summary.json")
-    summary |= {"wall_s": time.monotonic() - began, "convert_s": inputs.convert_s}
+    summary |= {"wall_s": time.monotonic() - began, **inputs.account()}
     write_json(folder.path / "summary.json", summary)
     return summary
 

@@ -1,15 +1,14 @@
-"""``ctrps train``: the whole of training in one process, and the oracle of the cluster.
+"""``ctrps train``: the whole of training in one process.
 
-The same plan, the same kernels and the same order of additions as the parameter server, without
-messages. Threads compute the lanes of a step; the result does not depend on their number.
+Here is what surrounds a pass: restoring, figures, saving, evaluation, interruption. A pass itself
+is in ``lanes`` (sync mode's arithmetic, the oracle of the cluster) and ``fused`` (row at a time).
 """
 
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -19,11 +18,13 @@ from ctrps import checkpoint, models
 from ctrps.config import JobConfig
 from ctrps.errors import Stopped
 from ctrps.kernels import losses, metrics
-from ctrps.models import Gradient
-from ctrps.ps.partition import Contribution, PartitionSet, contribute
-from ctrps.ps.plan import EvaluationPlan, Plan
-from ctrps.runtime import nonfinite, saving
-from ctrps.runtime.inputs import BatchReader, Inputs, open_inputs, plan_settings
+from ctrps.ps.job import EarlyStop
+from ctrps.ps.partition import PartitionSet
+from ctrps.ps.plan import EvaluationPlan
+from ctrps.runtime import saving
+from ctrps.runtime.fused import Fused
+from ctrps.runtime.inputs import BatchReader, Inputs, open_inputs
+from ctrps.runtime.lanes import Lanes, Position
 from ctrps.runtime.rundir import RunFolder, plan_digest
 from ctrps.runtime.warm import warm
 
@@ -50,35 +51,43 @@ class LocalTraining:
         self.say = say
         self.model = models.build(job)
         self.partitions = PartitionSet(self.model)
-        self.settings = plan_settings(job)
-        self.plan = Plan(inputs.manifest.train, self.settings, 0)
+        self._passes = (Fused if job.train.fused else Lanes)(job, inputs, self.partitions)
         self.manifest: checkpoint.Manifest | None = folder.resume
         self.train_s = 0.0
         self.rows = 0
         self.steps = 0
+        self.test: dict[str, object] | None = None
+        self._best_test: dict[str, object] | None = None
+        self._early_stop = EarlyStop(job.train.patience)
         self._checkpoint = 0
         self._said = 0.0
-        self._readers = threading.local()
+        self._saved = 0.0
 
     def run(self) -> dict[str, Any]:
         """Train all passes, save after each, evaluate; returns the summary's figures."""
         began = time.monotonic()
         warm_digest = warm(self.job)
         first, step = self._restore()
-        with _stop_flag() as asked, ThreadPoolExecutor(self.job.train.threads) as threads:
+        with _stop_flag() as asked:
             for number in range(first, self.job.train.passes):
-                self._pass(number, step, threads, asked)
+                self._pass(number, step, asked)
                 step = 0
-            test = self._evaluate(threads)
+                self._judge(last=number + 1 == self.job.train.passes)
+                if self._early_stop.over:
+                    break
+        if self.job.train.patience:
+            self.manifest = checkpoint.restore_best(self.folder.model)
+            self.test = self._best_test or self.test
         assert self.manifest is not None
         return {
             "rows": self.rows,
-            "passes": self.job.train.passes,
+            "passes": self.partitions.pass_ + 1,
+            "stopped_early": self._early_stop.over,
             "steps": self.steps,
             "wall_s": time.monotonic() - began,
             "train_s": self.train_s,
             "rows_per_s": self.rows / self.train_s if self.train_s else 0.0,
-            "test": test,
+            "test": self.test,
             "model": str(self.folder.model),
             "model_digest": self.manifest.model_digest,
             "keys": self.partitions.tables[0].used,
@@ -86,6 +95,7 @@ class LocalTraining:
             "workers": 0,
             "threads": self.job.train.threads,
             "consistency": self.job.train.consistency,
+            "fused": self.job.train.fused,
             "kernels": warm_digest,
         }
 
@@ -102,98 +112,90 @@ class LocalTraining:
             self.partitions.progress.load(number, state.progress)
         return pass_, step
 
-    def _pass(
-        self, number: int, step: int, threads: ThreadPoolExecutor, asked: threading.Event
-    ) -> None:
-        self.plan = Plan(self.inputs.manifest.train, self.settings, number)
+    def _pass(self, number: int, step: int, asked: threading.Event) -> None:
         if number != self.partitions.pass_:
             self.partitions.turn(number)
-        self.partitions.step = step
-        self.partitions.rows_seen = self.plan.rows_before(step)
-        if step == self.plan.steps:
-            return
-        began, before = time.monotonic(), self.partitions.rows_seen
-        while self.partitions.step < self.plan.steps and not asked.is_set():
-            self._step(threads)
-            self._progress(time.monotonic() - began, before)
-        self.train_s += time.monotonic() - began
-        self.rows += self.partitions.rows_seen - before
-        self._save()
+        with closing(self._passes.walk(number, step, asked)) as positions:
+            start = here = next(positions)
+            if start.step == start.steps:
+                return
+            began = self._saved = time.monotonic()
+            for here in positions:
+                self._progress(start, here, time.monotonic() - began)
+                self._save_in_time(here)
+            self.train_s += time.monotonic() - began
+        self.rows += here.rows - start.rows
+        self.steps += here.step - start.step
+        self._save(here)
         if asked.is_set():
             raise Stopped(
-                f"interrupted at step {self.partitions.step} of {self.plan.steps}, model saved",
+                f"interrupted at step {here.step} of {here.steps}, model saved",
                 exit_status=75,
                 hint="run the same command again to go on",
             )
 
-    def _step(self, threads: ThreadPoolExecutor) -> None:
-        step = self.partitions.step
-        lanes = self.plan.active(step)
-        if self.job.train.threads == 1:
-            parts = [self._lane(lane, step) for lane in lanes]
-        else:
-            parts = list(threads.map(lambda lane: self._lane(lane, step), lanes))
-        self.partitions.apply(dict(zip(lanes, parts, strict=True)))
-        self.steps += 1
-
-    def _lane(self, lane: int, step: int) -> Contribution:
-        reader, ref = self._reader(), self.plan.batch(lane, step)
-        batch = reader.minibatch(self.plan.number, ref)
-        weights = self.partitions.pull(tuple(s.keys for s in self.model.key_sets(batch)))
-        part = contribute(self.model, batch, weights)
-        result = Gradient(part.gradients, part.loss_sum, part.scores.margins)
-        if not nonfinite.finite(result):
-            name = (self.plan.number, lane, step)
-            raise nonfinite.stop(self.job, reader, name, ref, batch, weights, result)
-        return part
-
-    def _reader(self) -> BatchReader:
-        if not hasattr(self._readers, "train"):
-            files, bits = self.inputs.manifest.train, self.model.partition_bits
-            self._readers.train = BatchReader(files, self.settings, bits)
-        reader: BatchReader = self._readers.train
-        return reader
-
-    def _progress(self, spent_s: float, before: int) -> None:
+    def _progress(self, start: Position, here: Position, spent_s: float) -> None:
         now = time.monotonic()
-        if now - self._said < 1.0 and self.partitions.step < self.plan.steps:
+        if now - self._said < 1.0 and here.step < here.steps:
             return
         self._said = now
-        rows, report = self.partitions.rows_seen, self.partitions.progress.total().report()
+        report = self.partitions.progress.total().report()
         line = {
             "phase": "train",
-            "pass": self.plan.number,
-            "step": self.partitions.step,
-            "steps": self.plan.steps,
-            "rows": rows,
-            "pass_rows": self.plan.rows,
+            "pass": self.partitions.pass_,
+            "step": here.step,
+            "steps": here.steps,
+            "rows": here.rows,
+            "pass_rows": here.pass_rows,
             "logloss": report["logloss"],
             "auc": report["auc"],
             "scored_rows": report["rows"],
-            "rows_per_s": (rows - before) / spent_s if spent_s else 0.0,
+            "rows_per_s": (here.rows - start.rows) / spent_s if spent_s else 0.0,
             "keys": self.partitions.keys_held,
         }
         self.folder.add_metrics(line)
         self.say(line)
 
-    def _save(self) -> None:
+    def _save_in_time(self, here: Position) -> None:
+        """Inside a pass, a checkpoint every so many seconds."""
+        every_s = self.job.train.checkpoint_s
+        inside = isinstance(self._passes, Lanes) and here.step < here.steps
+        if inside and every_s and time.monotonic() - self._saved >= every_s:
+            self._save(here)
+            self._saved = time.monotonic()
+
+    def _judge(self, last: bool) -> None:
+        """Score the test rows, if they are to be scored after this pass."""
+        train = self.job.train
+        if not (last or train.evaluate == "pass" or train.patience):
+            return
+        self.test = self._evaluate()
+        if self.test is None:
+            return
+        self.folder.add_metrics(
+            {"phase": "evaluate", "pass": self.partitions.pass_, "test": self.test}
+        )
+        if self._early_stop.better(badness(self.test, train.early_metric)):
+            checkpoint.keep_best(self.folder.model)
+            self._best_test = self.test
+
+    def _save(self, here: Position) -> None:
         snapshot = dict(enumerate(self.partitions.snapshot()))
         files = saving.write_partitions(
             self.folder.model, self.model, snapshot, self._checkpoint, view=0, node=0
         )
-        pass_, step = self.partitions.pass_, self.partitions.step
         self.manifest = saving.commit(
             self.folder,
             self.model,
             self.inputs.schema,
             plan_digest(self.job, self.inputs),
             files,
-            (self._checkpoint, pass_, step),
-            border=step == self.plan.steps,
+            (self._checkpoint, self.partitions.pass_, here.step),
+            border=here.step == here.steps,
         )
         self._checkpoint += 1
 
-    def _evaluate(self, threads: ThreadPoolExecutor) -> dict[str, object] | None:
+    def _evaluate(self) -> dict[str, object] | None:
         plan = EvaluationPlan(self.inputs.manifest.test)
         if plan.lanes == 0:
             return None
@@ -245,14 +247,19 @@ def _stop_flag() -> Iterator[threading.Event]:
 
 
 def train(job: JobConfig, overwrite: bool, say: Say) -> dict[str, Any]:
-    """Run ``ctrps train`` and return its summary."""
+    """Run ``ctrps train`` and return its summary.
+
+    In one process nothing keeps async apart from training row at a time, which is faster.
+    """
     began = time.monotonic()
+    if job.train.consistency == "async":
+        job = job.model_copy(update={"train": job.train.model_copy(update={"fused": True})})
     folder = RunFolder(job, overwrite)
     try:
         inputs = open_inputs(job)
-        folder.check_plan(inputs)
+        folder.begin(inputs)
         summary = LocalTraining(job, folder, inputs, say).run()
-        summary |= {"wall_s": time.monotonic() - began, "convert_s": inputs.convert_s}
+        summary |= {"wall_s": time.monotonic() - began, **inputs.account()}
         folder.write_summary(summary)
         return summary
     finally:

@@ -63,6 +63,7 @@ def limits(job: JobConfig) -> Limits:
 
 
 def _identity(job: JobConfig, role: str, boot: str, address: str, rank: int) -> Identity:
+    job.check_cluster()
     kernels = warm(job)
     protocol = messages.PROTOCOL
     return Identity(role, job.name, config_digest(job), kernels, boot, address, protocol, rank)
@@ -223,13 +224,14 @@ class SchedulerProcess:
     """The scheduler: owns the run's folder, its data manifest and its summary."""
 
     def __init__(self, job: JobConfig, overwrite: bool, log: Log):
+        job.check_cluster()
         self.job = job
         self.log = log
         self.began = time.monotonic()
         self.model = models.build(job)
         self.folder = RunFolder(job, overwrite)
         self.inputs = open_inputs(job)
-        self.folder.check_plan(self.inputs)
+        self.folder.begin(self.inputs)
         self.manifest = self.folder.resume
         self.test: dict[str, object] | None = None
         self._best_test: dict[str, object] | None = None
@@ -351,5 +353,5 @@ class SchedulerProcess:
             "servers": self.job.cluster.servers,
             "workers": self.job.cluster.workers,
             "consistency": self.job.train.consistency,
-            "convert_s": self.inputs.convert_s,
+            **self.inputs.account(),
         }

@@ -24,7 +24,7 @@ from ctrps.data.shards import Schema
 from ctrps.errors import ClusterError, ConfigError, DataError
 from ctrps.runtime.inputs import Inputs
 
-MADE_BY_A_RUN = ("model", "logs", "metrics.jsonl", "summary.json", "config.resolved.yaml")
+MADE_BY_A_RUN = ("model", "logs", "bad", "metrics.jsonl", "summary.json")
 
 
 class RunFolder:
@@ -34,7 +34,8 @@ class RunFolder:
     ----------
     job
     overwrite
-        Throw away the finished or unfinished run that is there.
+        Throw away the finished or unfinished run that is there, once ``begin`` says that the new
+        one can be.
 
     Raises
     ------
@@ -53,16 +54,24 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = self._take_lock()
-            if overwrite:
-                self._clear()
-            self.resume = self._standing()
-            for folder in (self.model, self.path / "logs"):
-                folder.mkdir(exist_ok=True)
-            text = job.dump_yaml(origins=True)
-            (self.path / "config.resolved.yaml").write_text(text, "utf-8", "surrogateescape")
+            try:
+                self.resume = self._begin(overwrite)
+            except BaseException:
+                self.close()
+                raise
         except OSError as error:
             what = f"cannot write there: {error.strerror}"
             raise DataError(what, where=str(self.path), hint="set output.dir") from None
+
+    def _begin(self, overwrite: bool) -> Manifest | None:
+        """Make the folder ready; returns the model to go on from."""
+        self._overwrite = overwrite
+        resume = None if overwrite else self._standing()
+        for folder in (self.model, self.path / "logs"):
+            folder.mkdir(exist_ok=True)
+        text = self.job.dump_yaml(origins=True)
+        (self.path / "config.resolved.yaml").write_text(text, "utf-8", "surrogateescape")
+        return resume
 
     def _take_lock(self) -> IO[str]:
         lock = open(self.path / ".lock", "a+", encoding="utf-8")
@@ -91,6 +100,7 @@ class RunFolder:
             path = self.path / name
             if path.is_dir():
                 shutil.rmtree(path)
+                path.mkdir()
             else:
                 path.unlink(missing_ok=True)
 
@@ -111,18 +121,28 @@ class RunFolder:
         return manifest
 
     def _compare(self, manifest: Manifest) -> None:
-        wanted = self.job.model_settings()
+        found, wanted = _flat(manifest.model), _flat(self.job.model_settings())
         differ = [
-            f"{key} is {manifest.model.get(key)!r} in the model and {value!r} in the job"
+            f"{key} is {found.get(key)!r} in the model and {value!r} in the job"
             for key, value in wanted.items()
-            if manifest.model.get(key) != value
+            if found.get(key) != value
         ]
         if differ:
+            if found.get("kind") != wanted["kind"]:
+                del differ[1:]  # the others follow from the kind, which comes first
             hint = "use the model's settings, another output.dir, or --overwrite"
             raise ConfigError("; ".join(differ), where=str(self.model), hint=hint)
 
-    def check_plan(self, inputs: Inputs) -> None:
-        """Refuse to go on inside a pass with other data or other lanes."""
+    def begin(self, inputs: Inputs) -> None:
+        """The data can be read: throw the old run away if that was asked for.
+
+        Raises
+        ------
+        ConfigError
+            The run would go on inside a pass with other data or other lanes.
+        """
+        if self._overwrite:
+            self._clear()
         manifest = self.resume
         if manifest is None or manifest.plan == plan_digest(self.job, inputs):
             return
@@ -171,6 +191,15 @@ class RunFolder:
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write ``summary.json``: the run is finished."""
         write_json(self.path / "summary.json", summary)
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a model, those of its parts as ``optimizers.w``."""
+    flat = {key: value for key, value in settings.items() if not isinstance(value, dict)}
+    for key, parts in settings.items():
+        if isinstance(parts, dict):
+            flat |= {f"{key}.{part}": value for part, value in parts.items()}
+    return flat
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

@@ -1,0 +1,287 @@
+"""A pass row at a time: the fastest way on one machine (``ctrps.kernels.fused``).
+
+Threads take the chunks of the pass in the order of the plan and train on one table without locks
+on its rows. This is another algorithm than sync mode, and with several threads its bits differ from
+run to run.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from ctrps.config import JobConfig
+from ctrps.data.shards import Block
+from ctrps.errors import DataError
+from ctrps.kernels import csr
+from ctrps.kernels import fused as kernels
+from ctrps.models import INTERCEPT_KEY, Part
+from ctrps.ps.partition import PartitionSet
+from ctrps.ps.plan import BatchRef, Plan
+from ctrps.ps.progress import Scores
+from ctrps.ps.table import Table
+from ctrps.runtime.inputs import BatchReader, Inputs, plan_settings
+from ctrps.runtime.lanes import Position
+
+KINDS = {"ftrl": kernels.FTRL, "adagrad": kernels.ADAGRAD, "sgd": kernels.SGD}
+
+
+class SharedTable:
+    """A table whose rows several threads train at once.
+
+    Keys are found without a lock. New ones are inserted by one thread at a time, while others go on
+    training: that changes no row that they know. When the table has to move its rows to have room,
+    it waits until nobody trains.
+
+    Parameters
+    ----------
+    table
+    """
+
+    def __init__(self, table: Table):
+        self._table = table
+        self._changed = threading.Condition()
+        self._training = 0
+        self._growing = 0
+
+    @contextmanager
+    def rows(self, keys: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Table rows of distinct keys, made where they are absent.
+
+        Yields
+        ------
+        where : int64[k]
+            Row of each key.
+        rows : float32[n, width]
+            All rows of the table, to train on inside the context only.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._growing)
+            self._training += 1
+            ready = self._table.used
+        try:
+            where = self._where(keys, ready)
+            yield where, self._table.rows
+        finally:
+            with self._changed:
+                self._training -= 1
+                self._changed.notify_all()
+
+    def _where(self, keys: np.ndarray, ready: int) -> np.ndarray:
+        where = self._table.find(keys)
+        # A row that another thread made since may not have its first weights yet.
+        late = np.flatnonzero((where < 0) | (where >= ready))
+        if len(late):
+            with self._changed:
+                self._make_room(len(late))
+                where[late] = self._table.insert(keys[late])
+        return where
+
+    def _make_room(self, more: int) -> None:
+        """Grow the table if it must, alone; its row numbers stay."""
+        if self._table.room(more):
+            return
+        self._training -= 1
+        self._growing += 1
+        try:
+            self._changed.wait_for(lambda: self._table.room(more) or not self._training)
+            self._table.reserve(more)
+        finally:
+            self._growing -= 1
+            self._training += 1
+            self._changed.notify_all()
+
+
+class Trained(NamedTuple):
+    """A chunk that is done: its loss sum in nats, and its scores from before."""
+
+    loss_sum: float
+    scores: Scores
+
+
+class Fused:
+    """Walks a pass row at a time. A step is a row.
+
+    Parameters
+    ----------
+    job
+    inputs
+    partitions
+        Trained in place.
+    """
+
+    def __init__(self, job: JobConfig, inputs: Inputs, partitions: PartitionSet):
+        self.job = job
+        self.partitions = partitions
+        self._files = inputs.manifest.train
+        self._mean = inputs.schema.weights == "mean"
+        self._settings = replace(plan_settings(job), mode="async")
+        self._table, self._intercept = map(SharedTable, partitions.tables)
+        sparse, intercept = (table.spec for table in partitions.tables)
+        parts = {part.name: rule(part) for part in (*sparse.parts, *intercept.parts)}
+        nothing = parts["w"]._replace(width=0)
+        self._rules = (parts["w"], parts.get("v", nothing), parts["intercept"])
+        self._dim = max(sparse.dim - 1, 0)
+        self._width = sparse.width
+        self._readers = threading.local()
+
+    def walk(
+        self, number: int, step: int, asked: threading.Event
+    ) -> Generator[Position, None, None]:
+        """Train pass ``number`` from row ``step`` on, to its end or until ``asked`` is set.
+
+        Yields
+        ------
+        Position
+            Of the beginning, and after each chunk, in order: what is done is always the beginning
+            of the plan.
+        """
+        plan = Plan(self._files, self._settings, number)
+        self._compile(_chunk(plan, 0))
+        here = Position(step, plan.rows, step, plan.rows)
+        yield here
+        for trained in self._train_all(plan, step, asked):
+            self.partitions.progress.add(0, *trained)
+            done = here.rows + len(trained.scores.labels)
+            here = here._replace(step=done, rows=done)
+            yield here
+
+    def _train_all(self, plan: Plan, step: int, asked: threading.Event) -> Iterator[Trained]:
+        """Have the threads train the chunks from row ``step`` on; what was done, in order."""
+        threads = ThreadPoolExecutor(self.job.train.threads)
+        running: deque[Future[Trained]] = deque()
+        try:
+            for chunk in _chunks(plan, step):
+                if asked.is_set():
+                    break
+                running.append(threads.submit(self._chunk, plan, chunk))
+                # One chunk for each thread, and one that it finds waiting.
+                if len(running) == 2 * self.job.train.threads:
+                    yield running.popleft().result()
+            while running:
+                yield running.popleft().result()
+        finally:
+            threads.shutdown(cancel_futures=True)
+
+    def _compile(self, ref: BatchRef) -> None:
+        """Have the kernels ready before time counts, by training on no row."""
+        self._train(self._reader().block(ref), np.zeros(0, np.int64))
+
+    def _chunk(self, plan: Plan, ref: BatchRef) -> Trained:
+        reader = self._reader()
+        order = plan.row_numbers(ref)
+        trained = self._train(reader.block(ref), order)
+        done = len(trained.scores.labels)
+        if done < len(order):
+            source, before = reader.source(ref)
+            raise DataError(
+                f"the margin of row {before + 1 + int(order[done])} is not finite",
+                where=source,
+                hint="look for huge values there, or lower the rate",
+            )
+        return trained
+
+    def _train(self, block: Block, order: np.ndarray) -> Trained:
+        starts = np.empty(block.rows + 1, np.int64)
+        csr.row_starts(block.counts, starts)
+        used = used_keys(block, starts, order)
+        intercept = np.full(min(len(order), 1), INTERCEPT_KEY, np.uint64)
+        margins = np.empty(len(order), np.float32)
+        with (
+            self._table.rows(block.keys[used]) as (where, table),
+            self._intercept.rows(intercept) as (_, bias),
+        ):
+            known = np.empty(len(block.keys), np.int64)
+            known[used] = where
+            rows = rows_of(block, starts, order, self._mean)
+            window = self._window(block, starts)
+            loss_sum, done = kernels.train_rows(
+                rows, known, table, bias, *self._rules, window, margins
+            )
+        return Trained(loss_sum, Scores(margins[:done], block.labels[order[:done]]))
+
+    def _window(self, block: Block, starts: np.ndarray) -> kernels.Window:
+        longest = int(np.diff(starts).max(initial=0)) + block.dense.shape[1]
+        shape = (kernels.AHEAD + 1, -(-longest // kernels.GROUP) * kernels.GROUP)
+        return kernels.Window(
+            np.full(len(block.keys), -1, np.int64),
+            np.zeros(shape[0], np.int64),
+            np.empty(shape, np.int64),
+            np.empty(shape, np.float32),
+            np.empty(self._dim, np.float32),
+            np.zeros(self._width, np.float32),
+        )
+
+    def _reader(self) -> BatchReader:
+        if not hasattr(self._readers, "train"):
+            bits = self.partitions.model.partition_bits
+            self._readers.train = BatchReader(self._files, self._settings, bits)
+        reader: BatchReader = self._readers.train
+        return reader
+
+
+def _chunk(plan: Plan, lane: int) -> BatchRef:
+    """All rows of the only chunk of a lane of an async plan."""
+    ref = plan.batch(lane, 0)
+    return ref._replace(rows=ref.chunk_rows)
+
+
+def _chunks(plan: Plan, step: int) -> Iterator[BatchRef]:
+    """The chunks of a pass in order, without those that its first ``step`` rows are in."""
+    done = 0
+    for lane in range(len(plan.lengths)):
+        chunk = _chunk(plan, lane)
+        if done >= step:
+            yield chunk
+        done += chunk.rows
+
+
+def rule(part: Part) -> kernels.Rule:
+    """A part of a table row as the kernels take it, for steps of one row."""
+    o, f = part.optimizer, np.float32
+    states = {
+        "ftrl": (part.state, part.state + part.width),
+        "adagrad": (part.at, part.state),
+        "sgd": (part.at, part.at),
+    }
+    scale = 1 / (1 + 1 / o.count_scale) if o.count_scale else 1.0
+    reals = (f(o.alpha), f(1 / o.alpha), f(o.beta), f(o.l1), f(o.l2), f(scale))
+    return kernels.Rule(KINDS[o.kind], *reals, part.at, *states[o.kind], part.width)
+
+
+def rows_of(block: Block, starts: np.ndarray, order: np.ndarray, mean: bool) -> kernels.Rows:
+    """The rows ``order`` of a block as the kernels take them."""
+    values = np.zeros(0, np.float32) if block.values is None else block.values
+    dense_at = len(block.keys) - block.dense.shape[1]
+    return kernels.Rows(
+        block.index,
+        block.counts,
+        starts,
+        values,
+        block.dense,
+        dense_at,
+        mean,
+        block.labels,
+        order,
+    )
+
+
+def used_keys(block: Block, starts: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Numbers of the keys that the rows of a chunk hold: only these become rows of the table.
+
+    ``order`` holds consecutive rows, in any order.
+    """
+    if len(order) == block.rows and not block.dense.shape[1]:
+        return np.arange(len(block.keys))
+    used = np.zeros(len(block.keys), bool)
+    if len(order):
+        first, last = int(order.min()), int(order.max()) + 1
+        used[block.index[starts[first] : starts[last]]] = True
+        dense = (block.dense[first:last] != 0).any(axis=0)
+        used[len(used) - len(dense) :] |= dense
+    return np.flatnonzero(used)

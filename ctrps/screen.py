@@ -1,0 +1,100 @@
+"""What all commands have in common: options, the job, messages, and errors as exit statuses.
+
+The commands themselves are in ``ctrps.cli`` and ``ctrps.cli_data``.
+"""
+
+import errno
+import functools
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from typer import Option
+
+from ctrps.errors import ConfigError, CtrpsError
+
+if TYPE_CHECKING:
+    from ctrps.config import JobConfig
+
+ConfigFile = Annotated[
+    Path | None, Option("--config", "-c", metavar="JOB", help="Job file, yaml or ini.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    Option("--set", metavar="SECTION.KEY=VALUE", help="Override one setting. Repeatable."),
+]
+Json = Annotated[bool, Option("--json", help="Print exactly one JSON object.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Throw away the run that output.dir holds.")]
+MaxBad = Annotated[
+    float, Option("--max-bad", min=0, max=1, help="Share of rows that may be unreadable.")
+]
+
+CANNOT_WRITE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def reported(command: Command) -> Command:
+    """Turn errors of a command into one message and an exit status."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+            sys.stdout.flush()
+        except CtrpsError as error:
+            say(f"error: {error}")
+            raise typer.Exit(error.exit_status) from None
+        except (typer.Exit, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
+                raise typer.Exit(without_output(error)) from None
+            if os.environ.get("CTRPS_DEBUG"):
+                traceback.print_exc()
+            say(f"error: internal: {type(error).__name__}: {error}; set CTRPS_DEBUG=1 to see where")
+            raise typer.Exit(1) from None
+
+    return run  # type: ignore[return-value]
+
+
+def without_output(error: OSError) -> int:
+    """The status of a command whose output has nowhere to go; the rest of it is dropped."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        # The reader has left (`| head`): that is no error of ours.
+        return 141
+    say(f"error: cannot write the output: {error.strerror}; make room, or write it elsewhere")
+    return 3
+
+
+def say(text: str) -> None:
+    """A line on standard error; letters that it cannot show are replaced, never fatal."""
+    encoding = sys.stderr.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), file=sys.stderr, flush=True)
+
+
+def load(
+    config: Path | None, overrides: list[str] | None, more: tuple[str, ...] = ()
+) -> "JobConfig":
+    """The job of a command: its file, the environment, ``--set``, and options that are settings."""
+    from ctrps.config import load_job
+
+    return load_job(config, [*(overrides or []), *more], os.environ)
+
+
+def print_json(value: object) -> None:
+    """The one JSON object that a command prints."""
+    print(json.dumps(value))
+
+
+def one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> None:
+    """Raise ConfigError unless an option has one of its values."""
+    if value is not None and value not in allowed:
+        choices = " or ".join(allowed)
+        raise ConfigError(f"{value!r} is not possible", where=option, hint=f"use {choices}")
