@@ -10,13 +10,11 @@ import difflib
 import glob
 import hashlib
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -31,8 +29,9 @@ from ctrps.configfile import (
     read_overrides,
     split_list,
     unquote,
+    yaml_text,
 )
-from ctrps.errors import ConfigError, LocalProtocolError
+from ctrps.errors import LocalProtocolError
 from ctrps.sections import (
     ClusterSection,
     DataSection,
@@ -47,6 +46,7 @@ from ctrps.sections import (
     TrainSection,
     default_block,
     parse_address,
+    stale_batch_rows,
 )
 
 __all__ = [
@@ -140,21 +140,6 @@ class JobConfig(Section):
         names = ("batch_rows", "lanes", "chunk_batches", "shuffle", "seed", "consistency", "fused")
         return {name: getattr(self.train, name) for name in names}
 
-    def check_cluster(self) -> None:
-        """Refuse a job that only one process can run.
-
-        Raises
-        ------
-        ConfigError
-            With ``train.fused``.
-        """
-        if self.train.fused:
-            raise ConfigError(
-                "train.fused learns in one process, without servers and workers",
-                where=self.origins["train.fused"],
-                hint="use `ctrps train`, or leave train.fused out",
-            )
-
     def dump_yaml(self, origins: bool = False) -> str:
         """All settings as a job file that loads to an equal ``JobConfig``.
 
@@ -173,7 +158,7 @@ class JobConfig(Section):
                     lines.append(f"{'  ' * depth}{section}:")
                     opened = sections[: depth + 1]
             note = f"  # {stated[key]}" if origins else ""
-            lines.append(f"{'  ' * len(sections)}{name}: {_yaml_text(value)}{note}")
+            lines.append(f"{'  ' * len(sections)}{name}: {yaml_text(value)}{note}")
         return "\n".join(lines) + "\n"
 
     def _leaves(self) -> Iterator[tuple[str, Any]]:
@@ -183,20 +168,6 @@ class JobConfig(Section):
                 value = getattr(value, name)
             if value is not None:
                 yield key, value
-
-
-def _yaml_text(value: object) -> str:
-    if isinstance(value, Path):
-        value = str(value)
-    elif isinstance(value, tuple):
-        value = [str(item) for item in value]
-    text = "".join(value) if isinstance(value, list) else str(value)
-    # Line breaks in other styles of YAML would spread the value over several lines.
-    style = None if text.isprintable() else '"'
-    shown: str = yaml.safe_dump(
-        value, allow_unicode=True, default_flow_style=True, default_style=style, width=math.inf
-    )
-    return shown.removesuffix("...\n").rstrip("\n")
 
 
 def digest(settings: Mapping[str, Any]) -> str:
@@ -370,23 +341,22 @@ def _add_defaults(values: dict[str, Any], path: Path | None, here: Path) -> None
 
 
 def _add_batch_defaults(values: dict[str, Any]) -> None:
-    """Minibatches of async and ssp: the more are under way at once, the smaller.
-
-    An FM keeps its quality while rows times (minibatches under way)^(5/3) stays near 1,024; the
-    exponent was fitted to 2 to 16 of them (``benchmarks/README.md``).
-    """
-    if values.get("train.consistency") not in ("ssp", "async"):
+    """Minibatches of async and ssp: the more are under way at once, the smaller."""
+    mode = values.get("train.consistency")
+    if mode not in ("ssp", "async"):
         return
-    workers, lanes = (
-        int(text) if (text := str(values.get(key, default))).isdecimal() else default
-        for key, default in (("cluster.workers", 1), ("train.lanes", 4))
-    )
-    at_once = workers if values["train.consistency"] == "async" else lanes
-    default = 2 if values["train.consistency"] == "async" and workers <= 2 else 1
-    window = values.setdefault("train.window", default)
-    under_way = max(at_once, 1) * (int(window) if str(window).isdecimal() else 1)
-    rows = 1024 / under_way ** (5 / 3)
-    values.setdefault("train.batch_rows", min(256, max(8, 1 << int(math.log2(rows)))))
+    at_once = _whole(values, "cluster.workers", 1)
+    if mode == "ssp":
+        at_once = _whole(values, "train.lanes", 4)
+    values.setdefault("train.window", 2 if mode == "async" and at_once <= 2 else 1)
+    rows = stale_batch_rows(at_once * _whole(values, "train.window", 1))
+    values.setdefault("train.batch_rows", rows)
+
+
+def _whole(values: dict[str, Any], key: str, default: int) -> int:
+    """A number that has not been checked yet; the check will say what is wrong with another."""
+    text = str(values.get(key, default))
+    return int(text) if text.isdecimal() and int(text) else default
 
 
 def _nest(values: dict[str, Any]) -> dict[str, Any]:

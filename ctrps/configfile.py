@@ -7,6 +7,7 @@ and ``1e-3`` or ``NULL`` is never guessed to be something else.
 """
 
 import csv
+import math
 import os
 import re
 import unicodedata
@@ -394,3 +395,18 @@ class _YamlReader:
 
 def _twice(key: str, first: Place, second: Place) -> str:
     return f"{key} is given twice, in lines {first.line} and {second.line}; keep one"
+
+
+def yaml_text(value: object) -> str:
+    """A value of a setting on one line of YAML."""
+    if isinstance(value, Path):
+        value = str(value)
+    elif isinstance(value, tuple):
+        value = [str(item) for item in value]
+    text = "".join(value) if isinstance(value, list) else str(value)
+    # Line breaks in other styles of YAML would spread the value over several lines.
+    style = None if text.isprintable() else '"'
+    shown: str = yaml.safe_dump(
+        value, allow_unicode=True, default_flow_style=True, default_style=style, width=math.inf
+    )
+    return shown.removesuffix("...\n").rstrip("\n")

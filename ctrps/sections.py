@@ -4,6 +4,7 @@ Each field says what it is for; ``docs/config.md`` lists the same texts. Where v
 and what depends on more than one section, is in ``ctrps.config``.
 """
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -237,6 +238,21 @@ def default_block(part: str, kind: str | None = None) -> OptimizerBlock:
     return OptimizerBlock.model_validate(
         {"kind": kind, "alpha": alpha, "count_scale": 16.0 if part == "v" else 0.0}
     )
+
+
+def stale_batch_rows(under_way: int) -> int:
+    """Rows of a minibatch at which a factorization machine keeps its quality in async and ssp.
+
+    Rows times (minibatches under way)^(5/3) stays near 1,024; the exponent was fitted to 2 to 16
+    minibatches on click data (``benchmarks/README.md``).
+
+    Examples
+    --------
+    >>> [stale_batch_rows(n) for n in (1, 2, 4, 8, 16, 100)]
+    [256, 256, 64, 32, 8, 8]
+    """
+    rows = 1024 / under_way ** (5 / 3)
+    return min(256, max(8, 1 << int(math.log2(max(rows, 1)))))
 
 
 class OptimizerSection(Section):

@@ -64,6 +64,10 @@ def mix(seed: int, h: int) -> int:
     return fmix64((seed + h * 0x9E3779B97F4A7C15) % M)
 
 
+def mix_all(seed: int, hashes) -> list[int]:
+    return [mix(seed, int(h)) for h in hashes]
+
+
 def spread(key: int) -> int:
     return fmix64(key ^ 0x243F6A8885A308D3)
 

@@ -125,7 +125,7 @@ def draw_block(rng: np.random.Generator, mean: bool, rows: int = 60) -> tuple[Bl
 def train_kernel(job: JobConfig, block: Block, schema: Schema, order: np.ndarray):
     """The partitions after ``order``, and what the kernel returned."""
     partitions = PartitionSet(models.build(job))
-    passes = fused.Fused(job, Inputs(Manifest((), ()), schema, 0.0), partitions)
+    passes = fused.Fused(job, Inputs(Manifest((), ()), schema, 0.0, 0), partitions)
     return partitions, passes._train(block, order)
 
 

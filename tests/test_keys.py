@@ -260,3 +260,10 @@ def test_capacity_keeps_the_load_at_one_half():
 def test_capacity_must_be_a_power_of_two(capacity):
     with pytest.raises(ValueError, match="power of two"):
         keys.index_new(capacity)
+
+
+def test_mix_all():
+    hashes = np.arange(50, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    out = np.empty(50, np.uint64)
+    keys.mix_all(np.uint64(3), hashes, out)
+    assert out.tolist() == naive.mix_all(3, hashes)

@@ -72,7 +72,7 @@ class Arrival:
         self.lowest = (plan.lengths - 1).astype(np.int32)
         if len(self.owned):
             self.lowest[:] = -1
-        self._waiting: dict[tuple[Peer, int], Waiting] = {}
+        self._waiting: dict[tuple[Peer, int, int], Waiting] = {}
         self._count()
 
     def restore(self, marks: dict[int, np.ndarray]) -> None:
@@ -95,8 +95,8 @@ class Arrival:
     def on_pull(self, peer: Peer, pull: Pull) -> Effects:
         """Answer, or in ssp keep it until the slowest lane has come near."""
         if not self._near(pull.batch):
-            held = self._waiting.get((peer, pull.lane))
-            self._waiting[peer, pull.lane] = Waiting(peer, pull)
+            held = self._waiting.get((peer, pull.lane, pull.batch))
+            self._waiting[peer, pull.lane, pull.batch] = Waiting(peer, pull)
             if held and held.pull.request == pull.request:
                 return [Send(peer, Refused(pull.request, "wait", -1, self._slowest()))]
             return []

@@ -17,7 +17,7 @@ import numpy as np
 
 from ctrps.config import JobConfig
 from ctrps.data.shards import Block
-from ctrps.errors import DataError
+from ctrps.errors import ConfigError, DataError
 from ctrps.kernels import csr
 from ctrps.kernels import fused as kernels
 from ctrps.models import INTERCEPT_KEY, Part
@@ -223,6 +223,22 @@ class Fused:
             self._readers.train = BatchReader(self._files, self._settings, bits)
         reader: BatchReader = self._readers.train
         return reader
+
+
+def check_cluster(job: JobConfig) -> None:
+    """Refuse a job that only one process can run.
+
+    Raises
+    ------
+    ConfigError
+        With ``train.fused``.
+    """
+    if job.train.fused:
+        raise ConfigError(
+            "train.fused learns in one process, without servers and workers",
+            where=job.origins["train.fused"],
+            hint="use `ctrps train`, or leave train.fused out",
+        )
 
 
 def _chunk(plan: Plan, lane: int) -> BatchRef:

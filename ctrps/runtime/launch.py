@@ -15,6 +15,7 @@ from typing import Any
 from ctrps import checkpoint
 from ctrps.config import RESERVED_VARIABLES, JobConfig
 from ctrps.errors import ClusterError, RunFailed, Stopped
+from ctrps.runtime.fused import check_cluster
 from ctrps.runtime.inputs import open_inputs
 from ctrps.runtime.roles import JOINED
 from ctrps.runtime.rundir import RunFolder, read_json, write_json
@@ -223,7 +224,7 @@ def launch(
 ) -> dict[str, Any]:
     """Run ``ctrps launch`` and return its summary."""
     began = time.monotonic()
-    job.check_cluster()
+    check_cluster(job)
     # Everything that can be wrong with settings and data is found before a process starts.
     folder = RunFolder(job, overwrite)
     try:

@@ -35,6 +35,7 @@ from ctrps.ps.scheduler import Scheduler
 from ctrps.ps.server import Server
 from ctrps.ps.worker import EVALUATION, Worker
 from ctrps.runtime import nonfinite, saving
+from ctrps.runtime.fused import check_cluster
 from ctrps.runtime.inputs import BatchReader, Inputs, open_inputs, plan_settings
 from ctrps.runtime.local import badness, test_report
 from ctrps.runtime.node import Node
@@ -63,7 +64,7 @@ def limits(job: JobConfig) -> Limits:
 
 
 def _identity(job: JobConfig, role: str, boot: str, address: str, rank: int) -> Identity:
-    job.check_cluster()
+    check_cluster(job)
     kernels = warm(job)
     protocol = messages.PROTOCOL
     return Identity(role, job.name, config_digest(job), kernels, boot, address, protocol, rank)
@@ -224,7 +225,7 @@ class SchedulerProcess:
     """The scheduler: owns the run's folder, its data manifest and its summary."""
 
     def __init__(self, job: JobConfig, overwrite: bool, log: Log):
-        job.check_cluster()
+        check_cluster(job)
         self.job = job
         self.log = log
         self.began = time.monotonic()
