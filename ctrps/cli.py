@@ -20,6 +20,8 @@ from ctrps.cli_data import data_app
 from ctrps.errors import ConfigError
 from ctrps.screen import (
     ConfigFile,
+    DataFiles,
+    Format,
     Json,
     MaxBad,
     Overrides,
@@ -108,8 +110,9 @@ def train(
 ) -> None:
     """Train in this process, without a cluster: the reference for its results.
 
-    Gives the same bits as `ctrps launch` in sync mode, whatever the number of threads. Ctrl-C saves
-    a checkpoint; the same command then goes on from it.
+    In sync mode it gives the same bits as `ctrps launch`, whatever the number of threads. In async
+    mode, or with train.fused, it learns row at a time, threads without locks: the fastest way on
+    one machine. Ctrl-C saves a checkpoint; the same command then goes on from it.
 
     Example: ctrps train -c job.yaml --threads 2
     """
@@ -302,7 +305,7 @@ def _end(finish: "Finish") -> None:
 @reported
 def predict(
     model: ModelFolder,
-    data: Annotated[list[Path], Option("--data", metavar="F", help="Rows. Repeatable; patterns.")],
+    data: DataFiles,
     out: Annotated[
         str, Option("--out", "-o", metavar="OUT", help="File to write (csv), or - for stdout.")
     ] = "-",
@@ -311,9 +314,10 @@ def predict(
         Option(
             "--labels",
             metavar="optional|none",
-            help="none: libsvm rows begin with a feature, not with a label.",
+            help="none: libsvm and libffm rows have no label in front.",
         ),
     ] = "optional",
+    format: Format = "auto",
     max_bad: MaxBad = 0.0,
 ) -> None:
     """Score rows with a trained model, in the order of the rows.
@@ -327,7 +331,7 @@ def predict(
 
     one_of("--labels", labels, ("optional", "none"))
     loaded = predicting.LoadedModel.open(model)
-    scores = predicting.predict(loaded, expand(data), labels=labels, max_bad=max_bad)
+    scores = predicting.predict(loaded, expand(data), labels=labels, max_bad=max_bad, format=format)
     if out == "-":
         # An id is bytes of the data, which need not be text of the terminal's encoding.
         sys.stdout.reconfigure(errors="surrogateescape", newline="\n")  # type: ignore[union-attr]
@@ -351,7 +355,8 @@ def _say_notes(notes: list[str], unknown: int, occurrences: int, rejected: int) 
 @reported
 def evaluate(
     model: ModelFolder,
-    data: Annotated[list[Path], Option("--data", metavar="F", help="Rows. Repeatable; patterns.")],
+    data: DataFiles,
+    format: Format = "auto",
     max_bad: MaxBad = 0.0,
     as_json: Json = False,
 ) -> None:
@@ -365,7 +370,7 @@ def evaluate(
     from ctrps.data.convert import expand
 
     loaded = predicting.LoadedModel.open(model)
-    report = predicting.evaluate(loaded, expand(data), max_bad=max_bad)
+    report = predicting.evaluate(loaded, expand(data), max_bad=max_bad, format=format)
     if as_json:
         print_json(report)
         return

@@ -10,6 +10,7 @@ from typer import Argument, Option
 
 from ctrps.screen import (
     ConfigFile,
+    Format,
     Json,
     MaxBad,
     Overrides,
@@ -29,9 +30,6 @@ data_app = typer.Typer()
 Files = Annotated[
     list[Path],
     Argument(metavar="FILE...", help="Files, folders, patterns, or - for standard input."),
-]
-Format = Annotated[
-    str | None, Option("--format", metavar="F", help="Format of the files (data.format).")
 ]
 Label = Annotated[
     str | None, Option("--label", metavar="COLUMN", help="Column of the label (data.label).")
@@ -92,7 +90,7 @@ def convert(
     ] = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
-    format: Format = None,
+    format: Format = "",
     label: Label = None,
     labels: Labels = "required",
     max_bad: MaxBad = 0.0,
@@ -126,7 +124,7 @@ def head(
     rows: Annotated[int, Option("--rows", "-n", min=0, help="Rows of each file to show.")] = 10,
     config: ConfigFile = None,
     overrides: Overrides = None,
-    format: Format = None,
+    format: Format = "",
     label: Label = None,
     labels: Labels = "optional",
 ) -> None:
@@ -151,7 +149,7 @@ def stats(
     files: Files,
     config: ConfigFile = None,
     overrides: Overrides = None,
-    format: Format = None,
+    format: Format = "",
     label: Label = None,
     labels: Labels = "optional",
     max_bad: MaxBad = 0.0,
@@ -175,7 +173,7 @@ def stats(
 def _settings(
     config: Path | None,
     overrides: list[str] | None,
-    format: str | None,
+    format: str,
     label: str | None,
     labels: str,
     max_bad: float = 0.0,
@@ -187,7 +185,7 @@ def _settings(
 
     one_of("--labels", labels, ("required", "optional", "none"))
     stated = {"data.format": format, "data.label": label}
-    more = [f"{key}={value}" for key, value in stated.items() if value is not None]
+    more = [f"{key}={value}" for key, value in stated.items() if value]
     how = text_settings(load(config, overrides, tuple(more)), labels)
     return replace(how, max_bad=max(how.max_bad, max_bad))
 

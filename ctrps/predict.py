@@ -22,8 +22,9 @@ import numpy as np
 from ctrps.data.badrows import BadRows
 from ctrps.data.batches import BlockBatches
 from ctrps.data.columns import no_column
+from ctrps.data.detect import is_shard
 from ctrps.data.formats import RowSource, fits, open_rows
-from ctrps.data.reading import NO_COLUMN, PAIRS, TABLES, TextSettings
+from ctrps.data.reading import NO_COLUMN, PAIRS, TABLES, UNTOLD, TextSettings
 from ctrps.data.rows import Ids, Schema
 from ctrps.data.shards import Block, KeyNumbers, Shard
 from ctrps.data.streams import STDIN
@@ -110,7 +111,10 @@ class Predictions:
         loaded = self._loaded
         labels = "none" if self._labels == "none" else "optional"
         slots = loaded.schema.slots if loaded.schema.weights == "value" else ()
-        how = replace(loaded.text, format=self._format, labels=labels, slots=slots)
+        form = self._format
+        if form == "auto" and loaded.job.data.format in UNTOLD and not is_shard(path):
+            form = loaded.job.data.format
+        how = replace(loaded.text, format=form, labels=labels, slots=slots)
         name = "standard input" if path == STDIN else str(path)
         source = open_rows(path, how, bad, chunk_bytes, partial(self._columns, name))
         try:

@@ -30,6 +30,10 @@ Overrides = Annotated[
 ]
 Json = Annotated[bool, Option("--json", help="Print exactly one JSON object.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Throw away the run that output.dir holds.")]
+DataFiles = Annotated[
+    list[Path], Option("--data", metavar="F", help="Rows. Repeatable; patterns; - for stdin.")
+]
+Format = Annotated[str, Option("--format", metavar="F", help="Format of the files (data.format).")]
 MaxBad = Annotated[
     float, Option("--max-bad", min=0, max=1, help="Share of rows that may be unreadable.")
 ]

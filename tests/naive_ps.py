@@ -24,15 +24,18 @@ def plan_lanes(files, settings, number):
     if settings.shuffle != "none":
         start = naive.mix(naive.mix(settings.seed, number), 0)
         order.sort(key=lambda chunk: naive.mix(start, chunk))
-    lanes = [[] for _ in range(settings.lanes)]
+    lanes = [] if settings.mode == "async" else [[] for _ in range(settings.lanes)]
     for chunk in order:
         rows = chunks[chunk]
         if settings.shuffle == "rows":
             start = naive.mix(naive.mix(settings.seed, number), chunk + 1)
             inside = sorted(range(len(rows)), key=lambda i, start=start: naive.mix(start, i))
             rows = [rows[i] for i in inside]
-        shortest = min(range(settings.lanes), key=lambda lane: len(lanes[lane]))
-        lanes[shortest] += [rows[i : i + size] for i in range(0, len(rows), size)]
+        batches = [rows[i : i + size] for i in range(0, len(rows), size)]
+        if settings.mode == "async":
+            lanes.append(batches)
+        else:
+            min(lanes, key=len).extend(batches)
     return lanes
 
 

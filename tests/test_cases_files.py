@@ -7,12 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ctrps.config import load_job
 from ctrps.data.badrows import BadRows
 from ctrps.data.convert import expand, to_shards
-from ctrps.data.formats import TextSettings, open_rows
-from ctrps.data.shards import Shard, joined
-from ctrps.errors import DataError
+from ctrps.data.formats import open_rows
+from ctrps.data.reading import TextSettings
+from ctrps.data.rewrite import rewrite
+from ctrps.data.rows import joined
+from ctrps.data.shards import Shard
+from ctrps.errors import ConfigError, DataError
 from ctrps.kernels.keys import key_of
+from ctrps.loaded import LoadedModel
+from tests.procs import settings, trained
 
 CASES = Path(__file__).parent / "fixtures" / "cases"
 AUTO = TextSettings()
@@ -177,6 +183,34 @@ def test_a_pair_is_never_taken_for_a_label():
         assert np.isnan(rows.labels).all()
 
 
+# 10
+
+
+@pytest.mark.parametrize("kind", ["ftrl", "adagrad", "sgd"])
+@pytest.mark.parametrize("model", ["lr", "fm"])
+def test_huge_values_train_to_finite_weights(tmp_path, kind, model):
+    job = settings(
+        data_train=CASES / "10-extreme-margins" / "huge_values.libsvm",
+        optimizer_kind=kind,
+        optimizer_alpha=0.1,
+        model_kind=model,
+        train_passes=20,
+        train_lanes=1,
+        train_batch_rows=4,
+        output_dir=tmp_path,
+    )
+    loaded = LoadedModel.open(Path(trained(job)["model"]))
+    bits = loaded.model.partition_bits
+    for table in loaded.partitions.tables:
+        assert all(np.isfinite(part.rows).all() for part in table.snapshot(bits))
+
+
+@pytest.mark.parametrize("alpha", ["1e-45", "0"])
+def test_a_rate_that_vanishes_is_refused(alpha):
+    with pytest.raises(ConfigError, match="must be above 0 as a 32-bit number"):
+        load_job(None, [f"optimizer.alpha={alpha}"], {})
+
+
 # 11
 
 
@@ -253,6 +287,14 @@ def test_every_key_of_64_bits_is_a_key(tmp_path):
     wanted = {0, 1, 2**53, 2**53 + 1, 2**64 - 2, 2**64 - 1}
     wanted |= {2**n for n in powers} | {2**n - 1 for n in powers}
     assert set(Shard(shard).block(0).keys.tolist()) == wanted
+    rows = CASES / "14-keys-of-64-bits" / "edges.libsvm"
+    job = settings(data_train=rows, train_passes=1, output_dir=tmp_path / "run")
+    loaded = LoadedModel.open(Path(trained(job)["model"]))
+    assert {*loaded.partitions.tables[0].keys.tolist()} == wanted
+    for form in ("libsvm", "libffm"):
+        rewrite([rows], tmp_path / form, form, AUTO)
+        with open_rows(tmp_path / form, AUTO, BadRows()) as source:
+            assert {*joined(list(source.rows)).keys.tolist()} == wanted
 
 
 # 20

@@ -91,6 +91,18 @@ def test_every_shape_gives_the_bits_of_train(lab, data, servers, workers):
     lab.all_gone()
 
 
+def test_async_and_ssp_train_on_every_row_once_a_pass(lab, data):
+    runs = []
+    for mode in ("async", "ssp"):
+        values = {"train_consistency": mode, "train_passes": 2}
+        runs.append(launched(lab, job(data, lab.folder / mode, **values)))
+    for run in runs:
+        summary = run.ends(0).json
+        assert summary["rows"] == 6000
+        assert summary["test"]["auc"] > 0.8
+    lab.all_gone()
+
+
 def test_a_run_leaves_its_settings_figures_logs_and_summary(lab, data):
     """The test set has no clicks here: there is no AUC, for a stated reason, and all else."""
     folder = lab.folder / "run"
@@ -224,6 +236,17 @@ def test_a_second_interrupt_stops_at_once(lab, data):
     run.send(signal.SIGINT)
     run.ends(130, deadline_s=30)
     assert "stopped at once, without a checkpoint" in run.stderr
+    lab.all_gone()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_processes_start(lab, data, number):
+    run = launched(lab, job(data, lab.folder / "run"), 2, 2)
+    log = lab.folder / "run" / "logs" / "scheduler-0.log"
+    run.until(log.exists, "the start of the scheduler")
+    run.send(number)
+    run.ends(128 + number, deadline_s=30)
+    assert "error: stopped before training began\n" in run.stderr
     lab.all_gone()
 
 

@@ -29,7 +29,8 @@ def write(path, content):
 def read(path, how=CSV, bad=None, chunk_bytes=8 << 20):
     bad = BadRows() if bad is None else bad
     with open_rows(path, how, bad, chunk_bytes) as source:
-        return source.schema, joined([*source.rows])
+        rows = joined([*source.rows])
+        return source.schema, rows
 
 
 # tables
@@ -262,7 +263,7 @@ def test_the_format_is_told_by_content_before_the_name(tmp_path, name, text, for
 
 
 def test_a_format_that_cannot_be_told_is_an_error(tmp_path):
-    with pytest.raises(DataError, match="data.format"):
+    with pytest.raises(DataError, match=r"data\.format"):
         detect(write(tmp_path / "a", "label\n1\n"))
 
 

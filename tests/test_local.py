@@ -200,7 +200,8 @@ def test_a_run_leaves_its_summary_and_figures(data, tmp_path):
     assert summary["model"] == str(tmp_path / "run" / "model")
     assert (summary["servers"], summary["workers"], summary["consistency"]) == (0, 0, "sync")
     assert summary["wall_s"] >= summary["convert_s"] + summary["train_s"] > 0
-    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
+    *lines, judged = read_lines(tmp_path / "run" / "metrics.jsonl")
+    assert judged == {"phase": "evaluate", "pass": 1, "test": summary["test"]}
     assert (lines[0]["pass"], lines[0]["step"]) == (0, 1)
     assert (lines[-1]["pass"], lines[-1]["rows"]) == (1, 2000)
     assert all(line["phase"] == "train" for line in lines)

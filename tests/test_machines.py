@@ -7,8 +7,18 @@ import numpy as np
 import pytest
 
 from ctrps.errors import LocalProtocolError
-from ctrps.ps.effects import SCHEDULER, Compute, Finish, Log, Prepare, Save, Send
-from ctrps.ps.job import JobSpec
+from ctrps.ps.effects import (
+    SCHEDULER,
+    Commit,
+    Compute,
+    Evaluated,
+    Finish,
+    Log,
+    Prepare,
+    Save,
+    Send,
+)
+from ctrps.ps.job import JobSpec, Phase
 from ctrps.ps.member import Identity, Life, Limits
 from ctrps.ps.messages import (
     PROTOCOL,
@@ -44,7 +54,8 @@ def register(**values) -> Register:
 
 def scheduler_of(setup: Setup) -> Scheduler:
     shape = (setup.servers, setup.workers, setup.passes, setup.partitions)
-    spec = JobSpec("sim", "digest", *shape, setup.settings, setup.manifest)
+    each = setup.evaluate_each
+    spec = JobSpec("sim", "digest", *shape, setup.settings, setup.manifest, evaluate_each=each)
     return Scheduler(spec, Limits(), 0.0)
 
 
@@ -89,6 +100,74 @@ def test_a_scheduler_says_for_whom_it_waits_and_gives_up():
     (stop,) = answers(scheduler.on_tick(60))
     assert (stop.phase, stop.exit_status) == ("stop", 4)
     assert stop.reason == "1 of 2 servers and 1 of 1 worker did not come within 60 s"
+
+
+def status_of(node: int, seq: int, **values) -> Status:
+    first = Status(node, 0, seq, 0, 1, 0, -1, True, [], -1, -1, [], {}, "", 0, "", [], ())
+    return replace(first, **values)
+
+
+def training_scheduler(setup: Setup) -> Scheduler:
+    """One server, node 0, and one worker, node 1, in the first pass."""
+    scheduler = scheduler_of(setup)
+    for role in ("server", "worker"):
+        scheduler.on_message(role, register(role=role, boot=role), 0.0)
+    scheduler.on_message("server", status_of(0, 1, step=0), 0.0)
+    assert scheduler.phase is Phase.TRAINING
+    return scheduler
+
+
+@pytest.mark.parametrize(("pass_", "left"), [(0, [1, 2]), (1, [0, 1]), (-1, [0, 1])])
+def test_a_lane_is_claimed_only_in_its_pass(pass_, left):
+    scheduler = training_scheduler(plain(servers=1, workers=1, mode="async"))
+    status = status_of(1, 1, pass_=pass_, lanes=[0])
+    (order,) = answers(scheduler.on_message("worker", status, 0.0))
+    assert [lane for lane, _ in order.leases] == left
+
+
+def complete(scheduler: Scheduler) -> list:
+    """The server reports that the pass is done and saved."""
+    files = [(p, "f", 1, "d") for p in range(64)]
+    steps = scheduler.training.plan.steps
+    done = status_of(0, 2, step=steps, saved=0, files=files)
+    return scheduler.on_message("server", done, 1.0)
+
+
+def evaluating_scheduler() -> tuple[Scheduler, Status]:
+    """After its first pass, and a status with all scores."""
+    scheduler = training_scheduler(plain(servers=1, workers=1, evaluate_each=True))
+    complete(scheduler)
+    scheduler.on_committed(0, 1.0)
+    assert scheduler.phase is Phase.EVALUATING
+    plan = scheduler.evaluation.plan
+    scores = [np.zeros(plan.batch(lane).rows, np.float32) for lane in range(plan.lanes)]
+    results = tuple(array for pair in zip(scores, scores, strict=True) for array in pair)
+    return scheduler, status_of(1, 2, lanes=[*range(plan.lanes)], results=results)
+
+
+def test_scores_count_only_in_the_pass_they_are_of():
+    scheduler, status = evaluating_scheduler()
+    scheduler.on_message("worker", replace(status, seq=1, pass_=-1), 1.0)
+    assert scheduler.evaluation.done == 0
+    (evaluated, _) = scheduler.on_message("worker", status, 1.0)
+    assert isinstance(evaluated, Evaluated) and scheduler.evaluation.complete
+
+
+def test_a_commit_that_ends_after_the_job_was_stopped_starts_nothing():
+    scheduler = training_scheduler(plain(servers=1, workers=1))
+    commit = complete(scheduler)[0]
+    assert isinstance(commit, Commit) and commit.border
+    scheduler.on_fault("no room", 4, 1.0)
+    assert not answers(scheduler.on_committed(0, 1.0))
+    assert (scheduler.phase, scheduler.exit_status) == (Phase.STOPPING, 4)
+
+
+def test_figures_that_come_after_the_job_was_stopped_start_nothing():
+    scheduler, status = evaluating_scheduler()
+    scheduler.on_message("worker", status, 1.0)
+    scheduler.on_interrupt(130, 1.0)
+    assert scheduler.on_scored(0.5, 1.0) == []
+    assert (scheduler.phase, scheduler.pass_, scheduler.exit_status) == (Phase.STOPPING, 0, 75)
 
 
 # -- single messages to a server ----------------------------------------------------------------
@@ -388,7 +467,6 @@ def test_a_node_declared_dead_is_fenced():
         scheduler.on_message(role, register(role=role, boot=role), 0.0)
     scheduler.on_tick(4.0)
     assert scheduler.roster[1].dead
-    status = Status(1, 0, 1, 0, 1, -1, -1, True, [], -1, -1, [], {}, "", 0, "", [], ())
-    (stop,) = answers(scheduler.on_message("worker", status, 4.0))
+    (stop,) = answers(scheduler.on_message("worker", status_of(1, 1), 4.0))
     assert (stop.phase, stop.exit_status) == ("stop", 4)
     assert stop.reason.startswith("fenced")

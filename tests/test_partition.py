@@ -157,8 +157,7 @@ def share(part: Contribution, owners: np.ndarray, node: int) -> Contribution:
         key_kernels.partition_of(keys, BITS, partition)
         mine.append(owners[partition] == node)
     fields = {
-        name: tuple(a[m] for a, m in zip(getattr(part, name), mine, strict=True))
-        for name in ARRAYS
+        name: tuple(a[m] for a, m in zip(getattr(part, name), mine, strict=True)) for name in ARRAYS
     }
     return part._replace(**fields)
 

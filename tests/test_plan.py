@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,9 @@ all_settings = st.builds(
     chunk_batches=st.integers(1, 5),
     shuffle=st.sampled_from(["none", "chunks", "rows"]),
     seed=st.integers(0, 2**64 - 1),
+    mode=st.sampled_from(["sync", "ssp", "async"]),
 )
+sync_settings = all_settings.map(lambda chosen: replace(chosen, mode="sync"))
 
 
 def batches(plan: Plan) -> list[list[list[tuple[int, int, int]]]]:
@@ -46,11 +49,30 @@ def batches(plan: Plan) -> list[list[list[tuple[int, int, int]]]]:
 
 @given(all_files, all_settings, st.integers(0, 3))
 @repeatable
-def test_plan_is_that_of_the_slow_twin(files, chosen, number):
+def test_lanes_are_those_of_the_slow_twin(files, chosen, number):
     plan = Plan(files, chosen, number)
     lanes = naive_ps.plan_lanes(files, chosen, number)
     assert batches(plan) == lanes
     assert plan.lengths.tolist() == [len(lane) for lane in lanes]
+    if chosen.mode != "sync":
+        assert plan.steps == sum(map(len, lanes))
+
+
+@given(all_files, all_settings, st.data())
+@repeatable
+def test_rows_below_marks_are_counted(files, chosen, data):
+    plan = Plan(files, chosen, 1)
+    marks = [data.draw(st.integers(-1, int(length) - 1)) for length in plan.lengths]
+    lanes = zip(batches(plan), marks, strict=True)
+    expected = sum(len(batch) for lane, mark in lanes for batch in lane[: mark + 1])
+    assert plan.rows_below(np.array(marks, np.int32)) == expected
+
+
+@given(all_files, sync_settings, st.integers(0, 3))
+@repeatable
+def test_steps_are_those_of_the_slow_twin(files, chosen, number):
+    plan = Plan(files, chosen, number)
+    lanes = naive_ps.plan_lanes(files, chosen, number)
     assert plan.steps == max(map(len, lanes))
     for step in range(plan.steps + 1):
         active = [g for g, lane in enumerate(lanes) if len(lane) > step]
@@ -77,7 +99,7 @@ def test_every_row_is_in_one_batch_and_no_batch_crosses_a_block(files, chosen, n
     assert plan.rows == len(there)
 
 
-@given(all_files, all_settings)
+@given(all_files, sync_settings)
 @repeatable
 def test_lanes_differ_by_at_most_a_chunk_of_an_eighth_of_a_lane(files, chosen):
     plan = Plan(files, chosen, 0)
@@ -128,6 +150,23 @@ def test_chunks_are_smaller_for_small_data():
         return Plan((DataFile("a", "1", (rows,)),), settings, 0).batch(0, 0).chunk_rows
 
     assert [chunk_rows(rows) for rows in (100, 640, 3200, 5120, 51200)] == [10, 20, 100, 160, 160]
+
+
+def test_in_async_every_chunk_is_a_lane_and_ssp_has_those_of_sync():
+    files = (DataFile("a", "1", (400, 400)), DataFile("b", "2", (300,)))
+    plans = {
+        mode: Plan(files, PlanSettings(5, 3, 4, "rows", 1, mode), 0)
+        for mode in ("sync", "ssp", "async")
+    }
+    assert batches(plans["ssp"]) == batches(plans["sync"])
+    assert len(plans["async"].lengths) == 55 and set(plans["async"].lengths.tolist()) == {4}
+    walked = [plans["async"].batch(lane, 0).chunk for lane in range(55)]
+    assert sorted(walked) == list(range(55)) != walked
+    assert {mode: plan.steps for mode, plan in plans.items()} == {
+        "sync": 76,
+        "ssp": 220,
+        "async": 220,
+    }
 
 
 def test_fewer_batches_than_lanes_leave_lanes_empty():

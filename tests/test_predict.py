@@ -27,13 +27,15 @@ KINDS = [["model.kind=lr"], ["model.kind=fm", "model.dim=4", "model.init_scale=0
 
 def text_settings(job, **changes):
     data = job.data
-    how = {name: getattr(data, name) for name in ("label", "numeric", "ignore", "id", "missing")}
+    names = ("format", "label", "numeric", "ignore", "id", "missing")
+    how = {name: getattr(data, name) for name in names}
     return TextSettings(**how | changes)
 
 
 def read(path, how):
     with open_rows(path, how, BadRows()) as source:
-        return source.schema, joined(list(source.rows))
+        rows = joined(list(source.rows))
+        return source.schema, rows
 
 
 def keys_of(model, batch):
@@ -270,6 +272,53 @@ def test_order_and_ids_are_kept_whatever_the_format(with_ids, tmp_path):
     assert alone == [found.splitlines()[n + 1] for n in (7, 8, 2, 3)]
     a, b = (evaluate(loaded, [path]) for path in (text, shard))
     assert a == b and a["rows"] == 9001 and a["auc"] > 0.5
+
+
+def test_json_scores_as_csv_does(named, tmp_path):
+    loaded, _ = named
+    table = write(tmp_path / "a.csv", "user,ad,price\n1,2,1.5\n,1,\n9,9,2\n")
+    lines = write(
+        tmp_path / "a.jsonl",
+        '{"user": 1, "ad": 2, "price": 1.5, "new": 1}\n{"ad": "1"}\n'
+        '{"user": 9, "ad": 9, "price": 2, "other": {}}\n',
+    )
+    assert score(loaded, lines) == score(loaded, table)
+    (note,) = predict(loaded, [lines]).notes
+    assert note == f"{lines}: left out, not known to the model: new"
+    sparse = write(tmp_path / "b.jsonl", '{"ad": 2}\n{"ad": 2, "user": 1, "price": 1.5}\n')
+    assert score(loaded, sparse).splitlines()[2] == score(loaded, table).splitlines()[1]
+    (note,) = predict(loaded, [sparse]).notes
+    assert note == f"{sparse}: taken for missing, not in the first row: user, price"
+    with pytest.raises(DataError, match="no column 'ad', which the model needs"):
+        predict(loaded, [write(tmp_path / "c.jsonl", '{"usr": 1}\n')])
+    labelled = write(tmp_path / "d.jsonl", '{"ad": 2, "label": 1}\n{"ad": 2, "label": 0}\n')
+    assert evaluate(loaded, [labelled])["clicks"] == 1
+
+
+@pytest.mark.parametrize(
+    ("form", "rows", "other"),
+    [
+        ("libffm", "1 0:3:1 1:4:0.5\n0 0:7:1\n", "0:3:1 5:9:1\n"),
+        ("vw", "1 |user ann |ad x:0.5\n0 |user bob\n", "|new z |user ann\n"),
+        ("slots", "label:1 user:ann ad:x ad:y\nlabel:0 user:bob\n", "new:z user:ann\n"),
+    ],
+)
+def test_models_of_slots_score_rows_with_slots_they_do_not_know(tmp_path, form, rows, other):
+    path = write(tmp_path / "train", rows * 50)
+    train(tmp_path / "model", path, [f"data.format={form}"])
+    loaded = LoadedModel.open(tmp_path / "model")
+    found = predict(loaded, [write(tmp_path / "new", other)], labels="none")
+    (part,) = found
+    assert (found.rows, found.occurrences, found.unknown) == (1, 2, 1)
+    assert part.margins[0] > 0
+    schema, read_rows = read(path, TextSettings(form))
+    with ShardWriter(tmp_path / "a.shard", schema) as writer:
+        writer.add(read_rows)
+    assert score(loaded, tmp_path / "a.shard") == score(loaded, path)
+    pairs = write(tmp_path / "pairs", "1 3:1\n")
+    what = "expected slot:value" if form == "slots" else "it has key:value pairs .* or namespaces"
+    with pytest.raises(DataError, match=rf"pairs:.* {what}"):
+        list(predict(loaded, [pairs]))
 
 
 def test_figures_are_those_of_all_rows_together(with_ids):

@@ -1,7 +1,9 @@
 """Whole jobs on the simulated cluster: any faults, and the same bits or a named reason.
 
-An ordinary run takes 200 seeds of each kind of fault, ``CTRPS_SIM_SEEDS=2000`` takes 2000. A
-failure names its seed; ``Cluster(Setup.drawn(seed))`` plays the same history again.
+An ordinary run takes 200 seeds with faults that a job survives and 50 of each of those that end
+it, ``CTRPS_SIM_SEEDS=2000`` takes ten times as many. A failure names its seed;
+``Cluster(Setup.drawn(seed))`` plays the same history again. The other modes are in
+``test_sim_async``.
 """
 
 import itertools
@@ -68,10 +70,11 @@ def test_the_same_seed_gives_the_same_history():
         assert first.history.digest() == second.history.digest()
 
 
-@chunks()
+@chunks(SEEDS // 4)
 def test_a_lost_server_ends_the_job_and_is_named(seeds):
     for seed in seeds:
-        setup = changed(Setup.drawn(seed), faults={"kill_role": "server", "crashes": 1})
+        mode = ("sync", "async", "ssp")[seed % 3]
+        setup = changed(Setup.drawn(seed, mode), faults={"kill_role": "server", "crashes": 1})
         with named(setup):
             cluster = Cluster(setup)
             scheduler = cluster.run()
@@ -97,10 +100,11 @@ def check_lost_server(cluster: Cluster) -> None:
     assert cluster.now - at < wait + limits.linger_s + limits.give_up_s
 
 
-@chunks()
+@chunks(SEEDS // 4)
 def test_a_lost_scheduler_ends_all_nodes(seeds):
     for seed in seeds:
-        setup = changed(Setup.drawn(seed), faults={"kill_role": "scheduler", "crashes": 1})
+        mode = ("sync", "async", "ssp")[seed % 3]
+        setup = changed(Setup.drawn(seed, mode), faults={"kill_role": "scheduler", "crashes": 1})
         with named(setup):
             cluster = Cluster(setup)
             scheduler = cluster.run()
@@ -121,7 +125,7 @@ def check_lost_scheduler(cluster: Cluster) -> None:
     assert cluster.now - cluster.crashed["scheduler"] < limits.give_up_s + late_s + beat_s
 
 
-@chunks(SEEDS // 2)
+@chunks(SEEDS // 4)
 def test_interrupted_jobs_go_on_with_other_numbers_of_nodes(seeds):
     for seed in seeds:
         setup = Setup.drawn(seed)

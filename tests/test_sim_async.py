@@ -12,17 +12,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ctrps.ps.arrival import Arrival
-from ctrps.ps.effects import SCHEDULER, Load, Save, Send
-from ctrps.ps.messages import Orders, Pushed, Refused, Welcome
-from ctrps.ps.partition import NO_MARKS, contribute
+from ctrps.ps.effects import Send
+from ctrps.ps.messages import Pushed
+from ctrps.ps.partition import NO_MARKS
 from ctrps.ps.progress import NO_PROGRESS
-from ctrps.ps.server import Server
-from ctrps.ps.worker import Worker
 from tests.sim import Cluster, verify
 from tests.simaudit import AuditedArrival, AuditedServer
 from tests.simjob import Setup, changed, plain
-from tests.test_machines import answers, identity, push_of
 from tests.test_sim import SEEDS, chunks, named
 
 MODES = ["async", "ssp"]
@@ -114,15 +110,27 @@ def test_restarts_inside_a_pass_occur():
     assert inside >= 10 and apart >= 5
 
 
-def test_checkpoints_inside_a_pass_do_not_change_the_bits():
-    for seed in (3, 14, 28):
-        clusters = [Cluster(changed(Setup.drawn(seed), checkpoint_s=s)) for s in (0.0, 0.2)]
-        for cluster in clusters:
-            cluster.run()
-            verify(cluster)
-        assert len(clusters[1].disk) >= len(clusters[0].disk)
-        assert all(stored.border for stored in clusters[0].disk.values())
-    assert not all(stored.border for stored in clusters[1].disk.values())
+@pytest.mark.parametrize("kill_at", [None, 10.0, 22.5])
+def test_sync_checkpoints_inside_a_pass_do_not_change_the_bits(kill_at):
+    setup = plain(103, batch_rows=1, faults={"delay_s": 0.2}, checkpoint_s=0.5)
+    cluster = Cluster(setup)
+    cluster.kill_at = kill_at
+    cluster.run()
+    if kill_at:
+        assert not cluster.disk[max(cluster.disk)].border
+        cluster = cluster.continued(changed(setup, servers=3, workers=1))
+        cluster.run()
+    verify(cluster)
+    steps = [(s.pass_, s.step) for _, s in sorted(cluster.disk.items())]
+    assert steps == sorted(set(steps))
+    assert sum(not stored.border for stored in cluster.disk.values()) >= 3
+
+
+def test_without_checkpoint_s_there_is_one_at_the_end_of_each_pass():
+    for mode in ("sync", *MODES):
+        cluster = Cluster(plain(103, batch_rows=1, passes=3, mode=mode))
+        cluster.run()
+        assert [(s.pass_, s.border) for s in cluster.disk.values()] == [(p, True) for p in range(3)]
 
 
 # -- staleness and the bound --------------------------------------------------------------------
@@ -174,10 +182,10 @@ def test_a_slow_worker_holds_the_others_back_only_in_ssp():
     assert most_apart(mode="ssp", staleness=100) > 5
 
 
-def test_waiting_pulls_of_one_lane_are_all_answered():
-    """With a window above 1 a lane has several of them; a retry for each would cost seconds."""
+def test_all_pulls_of_a_lane_that_wait_are_answered_without_a_repeat():
     setup = plain(103, batch_rows=1, passes=1, mode="ssp", staleness=0, window=3, lanes=8)
     cluster = Cluster(setup)
+    cluster.limits = replace(cluster.limits, retry_s=60.0)
     cluster.run()
     verify(cluster)
     assert cluster.now < 15

@@ -240,7 +240,9 @@ def evaluation_of(*rows: int) -> Evaluation:
 
 def scored(lanes: dict[int, tuple[int, float]]) -> Status:
     """A worker's status with lanes, each given as rows and the score of all of them."""
-    arrays = [(np.full(n, score, np.float32), np.zeros(n, np.float32)) for n, score in lanes.values()]
+    arrays = [
+        (np.full(n, score, np.float32), np.zeros(n, np.float32)) for n, score in lanes.values()
+    ]
     results = tuple(array for pair in arrays for array in pair)
     return Status(1, 0, 1, 0, 1, 0, -1, True, [], -1, -1, [], {}, "", 0, "", list(lanes), results)
 

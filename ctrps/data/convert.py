@@ -194,7 +194,8 @@ class _Conversion:
     def _write(self, path: Path, settings: TextSettings, target: Path) -> None:
         before, count = self._bad.count, 0
         with open_rows(path, settings, self._bad) as source:
-            meta = {"source": str(path), "format": source.format, "rejected": 0}
+            told = {"format": source.format, "why": source.why}
+            meta = {"source": str(path), **told, "rejected": 0}
             with ShardWriter(target, source.schema, settings.block_rows, meta) as writer:
                 for rows in source.rows:
                     writer.extend(source.schema)

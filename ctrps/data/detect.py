@@ -10,6 +10,7 @@ from ctrps.codec import MAGIC
 from ctrps.data.badrows import shown
 from ctrps.data.columns import CRITEO_COLUMNS
 from ctrps.data.reading import FORMATS, PAIRS
+from ctrps.data.streams import STDIN
 from ctrps.data.textfile import TextFile
 from ctrps.errors import DataError
 
@@ -62,7 +63,7 @@ def detect_open(file: TextFile) -> Detected:
     DataError
         As ``detect``.
     """
-    if file.buffer[:6].tobytes() == MAGIC[:6]:
+    if _is_shard(file):
         return Detected("shard", "it starts as files of ctrps do")
     first = file.first_line()
     named, suffix = _by_name(file.path)
@@ -73,6 +74,18 @@ def detect_open(file: TextFile) -> Detected:
         return Detected(named, f"its name ends in {suffix}")
     hint = f"name it with data.format: {', '.join(FORMATS[1:])}"
     raise DataError(f"cannot tell its format from {shown(first)}", where=file.name, hint=hint)
+
+
+def is_shard(path: Path) -> bool:
+    """Whether a file starts as files of ctrps do; standard input never does."""
+    if path == STDIN:
+        return False
+    with TextFile(path, chunk_bytes=1 << 9) as file:
+        return _is_shard(file)
+
+
+def _is_shard(file: TextFile) -> bool:
+    return file.buffer[:6].tobytes() == MAGIC[:6]
 
 
 def _by_name(path: Path) -> tuple[str | None, str]:

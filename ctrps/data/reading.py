@@ -24,6 +24,9 @@ TABLES = ("csv", "tsv", "criteo", "jsonl")
 PAIRS = ("libsvm", "libffm", "vw", "slots", "signs")
 """Formats whose rows are keys and values."""
 
+UNTOLD = ("slots", "signs")
+"""Formats that content never tells."""
+
 FORMATS = ("auto", "shard", *PAIRS, *TABLES)
 LABELS = {"required": text.REQUIRED, "optional": text.OPTIONAL, "none": text.NONE}
 

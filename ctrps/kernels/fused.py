@@ -109,9 +109,12 @@ class Window(NamedTuple):
 
 @njit(cache=True, nogil=True, inline="always")
 def _ask(row, size):
-    """Prefetch a table row of ``size`` bytes; where it lies across lines, one may be left out."""
+    """Prefetch a table row of ``size`` bytes: its start, every 64 bytes from there, and its end.
+
+    The start of a row of LR is left out: it nearly always shares a line with the end.
+    """
     past = 0
-    while past + 64 < size:
+    while past + 12 < size:
         prefetch(row + past)
         past += 64
     prefetch(row + size - 4)

@@ -13,6 +13,8 @@ into ``float64``.
 import numpy as np
 from numba import njit
 
+from ctrps.kernels.vectors import address, prefetch
+
 _P1 = np.uint64(0x9E3779B185EBCA87)
 _P2 = np.uint64(0xC2B2AE3D27D4EB4F)
 _P3 = np.uint64(0x165667B19E3779F9)
@@ -33,6 +35,9 @@ _NORMAL_MEAN = 2 * 65535
 _NORMAL_SCALE = np.float32(1.0 / np.sqrt((65536.0**2 - 1.0) / 3.0))
 
 _MIN_CAPACITY = 16
+
+AHEAD = 32
+"""Keys between asking for a slot's memory and reading it: more than a processor waits for alone."""
 
 
 @njit(cache=True, nogil=True)
@@ -364,16 +369,18 @@ def index_find(index, keys, rows_out):
     rows_out : int64[k], written
     """
     last = np.uint64(index.shape[0] - 1)
-    # First every home slot, without a branch that depends on what is there: the processor then
-    # waits for the memory of many keys at once. -2 marks a slot that another key holds.
-    for i in range(keys.shape[0]):
-        slot = spread(keys[i]) & last
-        row = np.int64(index[slot, 1]) - 1
-        other = (index[slot, 0] != keys[i]) & (row >= 0)
-        rows_out[i] = -2 if other else row
-    for i in range(keys.shape[0]):
-        if rows_out[i] == -2:
-            rows_out[i] = np.int64(index[_probe(index, keys[i]), 1]) - 1
+    table, count = address(index), keys.shape[0]
+    for asked in range(count + AHEAD):
+        if asked < count:
+            slot = spread(keys[asked]) & last
+            rows_out[asked] = np.int64(slot)
+            prefetch(table + np.int64(slot) * 16)
+        i = asked - AHEAD
+        if i >= 0:
+            slot = np.uint64(rows_out[i])
+            while index[slot, 1] != 0 and index[slot, 0] != keys[i]:
+                slot = (slot + _U1) & last
+            rows_out[i] = np.int64(index[slot, 1]) - 1
 
 
 @njit(cache=True, nogil=True)

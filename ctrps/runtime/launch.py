@@ -68,7 +68,8 @@ class LocalCluster:
         self.run_dir = job.output.dir
         self.children: list[Child] = []
         self.first_failure: Child | None = None
-        self._interrupts = 0
+        self._signals: list[int] = []
+        self._asked = False
         self._read_to = 0
         self._kill_at: float | None = None
 
@@ -121,6 +122,10 @@ class LocalCluster:
         while time.monotonic() < deadline:
             if scheduler.ended() is not None:
                 raise self._failure(scheduler)
+            if self._signals:
+                self._kill_at = 0.0
+                status = 128 + self._signals[0]
+                raise Stopped("stopped before training began", exit_status=status)
             found = read_json(self.run_dir / "scheduler.json")
             if found.get("pid") == scheduler.process.pid:
                 return str(found["address"])
@@ -130,6 +135,7 @@ class LocalCluster:
     def _watch(self, scheduler: Child) -> None:
         while scheduler.ended() is None:
             time.sleep(POLL_S)
+            self._heed_signals(scheduler)
             self._forward_metrics()
             self._look_for_deaths(scheduler)
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
@@ -138,8 +144,9 @@ class LocalCluster:
         status = scheduler.ended()
         if status == 0:
             return
-        if self._interrupts > 1:
-            raise Stopped("stopped at once, without a checkpoint", exit_status=130)
+        if len(self._signals) > 1:
+            status = 128 + self._signals[0]
+            raise Stopped("stopped at once, without a checkpoint", exit_status=status)
         if status in (75, 130, 143):
             raise Stopped(last_words(scheduler.log), exit_status=status)
         raise self._failure(scheduler)
@@ -150,7 +157,7 @@ class LocalCluster:
             if child.seen or child is scheduler or status is None:
                 continue
             child.seen = True
-            unready = not self._interrupts and not child.joined()
+            unready = not self._signals and not child.joined()
             if died(status) or unready:
                 self.first_failure = self.first_failure or child
                 self.tell(f"{child} {how(status)}")
@@ -198,13 +205,16 @@ class LocalCluster:
         return RunFailed("\n".join([cause, *words]), exit_status=exit_status, hint=hint)
 
     def _on_signal(self, number: int, frame: object) -> None:
-        self._interrupts += 1
-        scheduler = self.children[0] if self.children else None
-        if self._interrupts == 1 and scheduler and scheduler.ended() is None:
-            self.tell("stopping, saving a checkpoint (Ctrl-C again to stop at once)")
-            os.kill(scheduler.process.pid, signal.SIGINT)
-        else:
+        """Only remember it: the streams that a message goes to may be in use."""
+        self._signals.append(number)
+
+    def _heed_signals(self, scheduler: Child) -> None:
+        if len(self._signals) > 1:
             self._kill_at = 0.0
+        elif self._signals and not self._asked:
+            self._asked = True
+            self.tell("stopping, saving a checkpoint (Ctrl-C again to stop at once)")
+            scheduler.process.send_signal(self._signals[0])
 
     def _stop_all(self) -> None:
         """Leave no process behind: time to say goodbye, then SIGTERM, then SIGKILL."""

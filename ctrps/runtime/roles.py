@@ -247,11 +247,8 @@ class SchedulerProcess:
         node = Node(self, transport, self._perform, self.machine.on_fault, self.log)
         self.node = node
         try:
-            write_json(
-                self.folder.path / "scheduler.json",
-                {"address": transport.address, "pid": os.getpid(), "job": self.job.name},
-            )
-            ready(transport.address)
+            # In the loop: whoever reads the file may send a signal, which the loop must answer.
+            node.post(lambda now: self._announce(transport.address, ready))
             with ThreadPoolExecutor(1) as self._disk:
                 finish = node.run([], self._on_signal)
             if finish.exit_status == 0:
@@ -263,6 +260,12 @@ class SchedulerProcess:
         finally:
             transport.close()
             self.folder.close()
+
+    def _announce(self, address: str, ready: Callable[[str], None]) -> Effects:
+        found = {"address": address, "pid": os.getpid(), "job": self.job.name}
+        write_json(self.folder.path / "scheduler.json", found)
+        ready(address)
+        return []
 
     def _spec(self, inputs: Inputs) -> JobSpec:
         passes = self.job.train.passes

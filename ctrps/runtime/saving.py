@@ -68,11 +68,12 @@ def commit(
     border: bool,
 ) -> Manifest:
     """Make the model of ``files`` the run's model; ``position`` is checkpoint, pass and step."""
-    exact = border or folder.job.train.consistency == "sync"
+    train = folder.job.train
+    exact = border or train.consistency == "sync" or train.fused
     manifest = replace(
         folder.manifest(schema, plan, *position, border),
         tables=[[table.name, table.dim, table.width] for table in model.tables],
         files=tuple(files),
         cut="exact" if exact else "fuzzy",
     )
-    return checkpoint.commit(folder.model, manifest, folder.job.train.keep_checkpoints)
+    return checkpoint.commit(folder.model, manifest, train.keep_checkpoints)
