@@ -8,6 +8,7 @@ A row is ``[weights of all parts | state of part 1 | state of part 2 …]`` in f
 pull is one contiguous copy of its first ``dim`` columns.
 """
 
+import functools
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -247,17 +248,11 @@ class Model:
 
     def key_sets(self, batch: Minibatch) -> tuple[KeySet, ...]:
         """The keys that ``batch`` needs, one set per table."""
+        keys, starts = _intercept_place(self.partition_bits)
         return (
             KeySet(batch.keys, batch.starts, batch.counts),
-            self._intercept_keys(batch.rows),
+            KeySet(keys, starts, np.array([batch.rows], np.int32)),
         )
-
-    def _intercept_keys(self, rows: int) -> KeySet:
-        keys = np.array([INTERCEPT_KEY], np.uint64)
-        partition = np.empty(1, np.int32)
-        key_kernels.partition_of(keys, self.partition_bits, partition)
-        starts = (np.arange(self.partitions + 1) > partition[0]).astype(np.int32)
-        return KeySet(keys, starts, np.array([rows], np.int32))
 
     def margins(self, batch: Minibatch, weights: tuple[np.ndarray, ...]) -> np.ndarray:
         """The model's log-odds, float32[rows]."""
@@ -296,6 +291,15 @@ class Model:
         else:
             losses.lr_forward(*csr, sparse, bias, margins)
         return margins, sums
+
+
+@functools.cache
+def _intercept_place(bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """The intercept's key, uint64[1], and where it lies among the partitions, int32[P + 1]."""
+    keys = np.array([INTERCEPT_KEY], np.uint64)
+    partition = np.empty(1, np.int32)
+    key_kernels.partition_of(keys, bits, partition)
+    return keys, (np.arange((1 << bits) + 1) > partition[0]).astype(np.int32)
 
 
 def build(job: JobConfig) -> Model:

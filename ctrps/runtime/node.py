@@ -7,6 +7,7 @@ alive while it computes.
 
 import queue
 import signal
+import sys
 import time
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +20,10 @@ from ctrps.ps import messages
 from ctrps.ps.effects import SCHEDULER, Connect, Effect, Effects, Finish, Log, Peer, Send
 from ctrps.ps.messages import Message
 from ctrps.runtime.transport import Transport
+
+SWITCH_S = 0.0002
+"""How long a thread may keep the interpreter from another. Python's 5 ms would be added to each
+batch's way from the reading thread to the loop, to the computing thread and back."""
 
 TICK_S = 0.1
 """How often a machine looks at its deadlines: well below the shortest of them."""
@@ -69,6 +74,7 @@ class Node:
 
     def run(self, first: Effects, on_signal: Callable[[int, float], Effects]) -> Finish:
         """Go on until the machine finishes; ``on_signal`` turns a signal number into effects."""
+        sys.setswitchinterval(SWITCH_S)
         before = {
             number: signal.signal(number, self._handler(on_signal))
             for number in (signal.SIGINT, signal.SIGTERM)
