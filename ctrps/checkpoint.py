@@ -43,6 +43,13 @@ class Rows(NamedTuple):
     rows: np.ndarray
 
 
+class Saved(NamedTuple):
+    """A partition read back: one ``Rows`` per table, and the arrays saved beside them."""
+
+    tables: list[Rows]
+    notes: list[np.ndarray]
+
+
 class PartitionFile(NamedTuple):
     """A partition's file as the manifest lists it; ``digest`` vouches for every byte."""
 
@@ -256,9 +263,9 @@ def read_manifest(folder: Path, name: str = MANIFEST) -> Manifest:
         text = path.read_bytes()
         body = json.loads(text)
     except FileNotFoundError:
-        raise CheckpointError(
-            "no model is there", where=str(path), hint="give the folder that training wrote"
-        ) from None
+        inside = folder / "model"
+        hint = f"the model is {inside}" if exists(inside) else "give the folder that training wrote"
+        raise CheckpointError("no model is there", where=str(path), hint=hint) from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"it cannot be read: {error}", where=str(path)) from None
     version = body.get("format") if isinstance(body, dict) else None
@@ -299,10 +306,9 @@ class Checkpoint:
     def partitions(self) -> int:
         return len(self._files)
 
-    def read(self, partition: int) -> list[Rows]:
-        """The rows of one partition, one entry per table, every checksum verified."""
-        file = self._files[partition]
-        opened = _open(self.folder, file)
+    def read(self, partition: int) -> Saved:
+        """One partition, every checksum verified."""
+        opened = _open(self.folder, self._files[partition])
         tables = []
         try:
             for number, (name, _, width) in enumerate(self.manifest.tables):
@@ -311,17 +317,10 @@ class Checkpoint:
                     what = f"table {header!r} of shape {rows.shape}, not {name!r} of width {width}"
                     raise CheckpointError(what, where=str(opened.path))
                 tables.append(Rows(keys, rows))
-        except (CodecError, OSError, ValueError) as error:
+            notes = opened.read(len(tables))[1]
+        except (CodecError, OSError, ValueError, IndexError) as error:
             raise _damaged(opened.path, error) from None
-        return tables
-
-    def notes(self, partition: int) -> list[np.ndarray]:
-        """What was saved beside the rows of a partition."""
-        opened = _open(self.folder, self._files[partition])
-        try:
-            return opened.read(len(self.manifest.tables))[1]
-        except (CodecError, IndexError) as error:
-            raise _damaged(opened.path, error) from None
+        return Saved(tables, notes)
 
     def verify(self) -> None:
         """Read every byte of every partition."""

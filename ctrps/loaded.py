@@ -75,7 +75,7 @@ class LoadedModel:
         _check_fits(manifest, job, model, where)
         partitions = PartitionSet(model)
         for number in range(model.partitions):
-            partitions.load([RowSet(*rows) for rows in checkpoint.read(number)])
+            partitions.load([RowSet(*rows) for rows in checkpoint.read(number).tables])
         return cls(folder, manifest, job, model, partitions, schema, text)
 
     def margins(self, batch: Minibatch) -> np.ndarray:

@@ -39,8 +39,8 @@ def write(folder, held, servers, number=1, view=1):
     names = [table.name for table in held.model.tables]
     files = []
     for server in range(servers):
-        for partition, sets in list(enumerate(held.snapshot()))[server::servers]:
-            tables = [(name, *rows) for name, rows in zip(names, sets, strict=True)]
+        for partition, state in list(enumerate(held.snapshot()))[server::servers]:
+            tables = [(name, *rows) for name, rows in zip(names, state.tables, strict=True)]
             files.append(
                 checkpoint.write_partition(folder, partition, number, view, server, tables)
             )
@@ -75,7 +75,7 @@ def load(folder, readers=1):
     model = models.build(load_job(None, SETTINGS, {}))
     held = [PartitionSet(model) for _ in range(readers)]
     for partition in range(opened.partitions):
-        held[partition % readers].load([RowSet(*rows) for rows in opened.read(partition)])
+        held[partition % readers].load([RowSet(*rows) for rows in opened.read(partition).tables])
     return held
 
 
@@ -104,8 +104,9 @@ def test_another_model_has_another_digest(good, tmp_path):
 def test_any_number_of_readers_gets_the_same_rows(good, readers):
     held, read = trained(), load(good[0], readers)
     assert sum(part.keys_held for part in read) == held.keys_held == 61
-    for partition, sets in enumerate(held.snapshot()):
-        found = read[partition % readers].snapshot()[partition]
+    for partition, state in enumerate(held.snapshot()):
+        sets = state.tables
+        found = read[partition % readers].snapshot()[partition].tables
         for expected, rows in zip(sets, found, strict=True):
             np.testing.assert_array_equal(rows.keys, expected.keys)
             assert rows.rows.tobytes() == expected.rows.tobytes()

@@ -185,7 +185,7 @@ def test_a_step_of_one_row_is_that_of_sync_mode(tmp_path):
         run = trained(settings(**data, **one, **way, output_dir=tmp_path / name))
         assert run["steps"] == 300
         opened = checkpoint.Checkpoint(tmp_path / name / "model")
-        found[name] = [rows for number in range(64) for rows in opened.read(number)]
+        found[name] = [rows for number in range(64) for rows in opened.read(number).tables]
     for (keys, rows), (expected_keys, expected) in zip(found["fused"], found["sync"], strict=True):
         np.testing.assert_array_equal(keys, expected_keys)
         np.testing.assert_allclose(rows, expected, rtol=1e-4, atol=1e-6)

@@ -157,13 +157,19 @@ class Node:
                 case Send():
                     self.transport.send(effect.to, messages.encode(effect.message))
                 case Connect():
-                    self.transport.connect(effect.node, effect.address)
+                    self._connect(effect)
                 case Log():
                     self._log(effect.text)
                 case Finish():
                     self._finish = effect
                 case _:
                     self._perform(effect)
+
+    def _connect(self, effect: Connect) -> None:
+        try:
+            self.transport.connect(effect.node, effect.address)
+        except CtrpsError as error:
+            self._carry_out(self._failed(error, time.monotonic()))
 
     def _handler(
         self, on_signal: Callable[[int, float], Effects]

@@ -52,8 +52,9 @@ def read_partitions(
     nothing: list[np.ndarray] = [NO_MARKS, *NO_PROGRESS]
     states = {}
     for number in partitions:
-        notes = opened.notes(number) if same_pass else nothing
-        tables = [RowSet(*rows) for rows in opened.read(number)]
+        saved = opened.read(number)
+        notes = saved.notes if same_pass else nothing
+        tables = [RowSet(*rows) for rows in saved.tables]
         states[number] = PartitionState(tables, notes[0], notes[1:])
     return states
 
