@@ -270,7 +270,7 @@ def _merge(layers: Sequence[list[Setting]]) -> dict[str, Setting]:
     """
     kinds = {s.key: _plain(s) for layer in layers for s in layer if s.key.endswith(".kind")}
     block = kinds.get("optimizer.kind", "ftrl")
-    for_v = block != "ftrl" and kinds.get("optimizer.v.kind", block) == block
+    for_v = block not in ("ftrl", "count") and kinds.get("optimizer.v.kind", block) == block
     stated: dict[str, Setting] = {}
     for layer in layers:
         for setting in layer:

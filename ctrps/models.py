@@ -214,8 +214,12 @@ def _sgd(part, rows, where, gradient, counts, step_rows):
     )
 
 
-UPDATES = {"ftrl": _ftrl, "adagrad": _adagrad, "sgd": _sgd}
-STATES = {"ftrl": 2, "adagrad": 1, "sgd": 0}
+def _count(part, rows, where, gradient, counts, step_rows):
+    optimizers.count(rows, where, counts, part.at, part.width)
+
+
+UPDATES = {"ftrl": _ftrl, "adagrad": _adagrad, "sgd": _sgd, "count": _count}
+STATES = {"ftrl": 2, "adagrad": 1, "sgd": 0, "count": 0}
 """State columns per weight column, by kind of optimiser."""
 
 

@@ -191,8 +191,10 @@ class ModelSection(Section):
 class OptimizerBlock(Section):
     """How one part of a row learns from its gradients."""
 
-    kind: Literal["ftrl", "adagrad", "sgd"] = Field(
-        default="ftrl", description="FTRL-Proximal, AdaGrad or plain steps."
+    kind: Literal["ftrl", "adagrad", "sgd", "count"] = Field(
+        default="ftrl",
+        description="FTRL-Proximal, AdaGrad or plain steps; count learns nothing: each weight "
+        "counts the rows that hold its key, to check that every row is applied once (w only).",
     )
     alpha: Rate = Field(default=0.1, description="Learning rate.")
     beta: float = Field(
@@ -222,7 +224,7 @@ class OptimizerBlock(Section):
     @classmethod
     def _l1_fits(cls, value: float, info: ValidationInfo) -> float:
         kind = info.data.get("kind")
-        if value != 0 and kind in ("adagrad", "sgd"):
+        if value != 0 and kind in ("adagrad", "sgd", "count"):
             raise ValueError(f"{kind} has no l1; use kind ftrl or leave it out")
         return value
 
@@ -260,6 +262,13 @@ class OptimizerSection(Section):
 
     w: OptimizerBlock = default_block("w")
     v: OptimizerBlock = default_block("v")
+
+    @field_validator("v")
+    @classmethod
+    def _v_learns(cls, value: OptimizerBlock) -> OptimizerBlock:
+        if value.kind == "count":
+            raise ValueError("count is for w only")
+        return value
 
 
 class TrainSection(Section):

@@ -290,6 +290,10 @@ def sgd(gradients, alpha, l2, w=0.0):
     return weights
 
 
+def count(rows_with_key, w=0):
+    return w + sum(rows_with_key)
+
+
 def init_rows(keys, seed, at, m, scale):
     return [[scale * initial(seed, int(key), at + j) for j in range(m)] for key in keys]
 

@@ -146,3 +146,11 @@ def test_init_rows_and_initial_rows_give_the_same_start():
     )
     out[where < 0, 1:] = 9
     assert (out == 9).all()
+
+
+def test_count_adds_the_rows_that_hold_the_key():
+    rows = np.zeros((3, 2), np.float32)
+    for counts in ([1, 5], [2, 7]):
+        optimizers.count(rows, np.int64([2, 0]), np.int32(counts), 1, 1)
+    expected = [[0, naive.count([5, 7])], [0, 0], [0, naive.count([1, 2])]]
+    assert rows.tolist() == expected

@@ -163,6 +163,34 @@ def sgd(rows, where, gradients, counts, at, m, scale, count_scale, alpha, l2):
 
 
 @njit(cache=True, nogil=True)
+def count(rows, where, counts, at, m):
+    """No learning: a weight counts the rows of data that hold its key.
+
+    Whole numbers below 2^24 are exact in float32, so a gradient that was lost or applied twice
+    shows as a difference to a count of the data.
+
+    Parameters
+    ----------
+    rows : float32[r, width], read and written
+        No state columns.
+    where : int64[k], read
+    counts : int32[k], read
+    at, m : int
+        First column of the part, and how many.
+
+    Examples
+    --------
+    >>> rows = np.float32([[2.0]])
+    >>> count(rows, np.zeros(1, np.int64), np.int32([3]), 0, 1)
+    >>> float(rows[0, 0])
+    5.0
+    """
+    for i in range(where.shape[0]):
+        for w in range(at, at + m):
+            rows[where[i], w] += counts[i]
+
+
+@njit(cache=True, nogil=True)
 def init_rows(rows, first, keys, seed, at, m, scale):
     """Starting weights of new rows, from a hash of (seed, key, column).
 

@@ -265,6 +265,9 @@ def rule(part: Part) -> kernels.Rule:
         "adagrad": (part.at, part.state),
         "sgd": (part.at, part.at),
     }
+    if o.kind not in KINDS:
+        what = f"row at a time there is no optimizer {o.kind}"
+        raise ConfigError(what, hint="use sync mode, or a cluster")
     scale = 1 / (1 + 1 / o.count_scale) if o.count_scale else 1.0
     reals = (f(o.alpha), f(1 / o.alpha), f(o.beta), f(o.l1), f(o.l2), f(scale))
     return kernels.Rule(KINDS[o.kind], *reals, part.at, *states[o.kind], part.width)
