@@ -127,7 +127,7 @@ class Cluster:
         self.count = 0
         self.model = setup.model()
         # A fifth of all messages may be lost: five beats in a row are then no sign of death.
-        self.limits = Limits(server_silent_s=30.0, retry_s=0.5, retry_most_s=4.0)
+        self.limits = Limits(server_silent_s=30.0, retry_s=0.5, retry_most_s=1.0)
         self.processes: dict[str, Process] = {}
         self.disk: dict[int, Stored] = {}
         self.files: dict[tuple[int, str], tuple[dict, dict]] = {}

@@ -23,7 +23,7 @@ class CountingModel:
 
     def __init__(self, model: models.Model):
         self._model = model
-        block = replace_optimizer(model.tables[0].parts[0].optimizer)
+        block = model.tables[0].parts[0].optimizer.model_copy(update={"kind": "count"})
         part = models.Part("count", 1, block, 0.0, 0, 1)
         self.tables = (*model.tables, models.TableSpec("count", (part,)))
 
@@ -41,20 +41,6 @@ class CountingModel:
         result = self._model.gradient(batch, weights[:2])
         ones = batch.counts.astype(np.float32).reshape(-1, 1)
         return result._replace(tables=(*result.tables, ones))
-
-
-def replace_optimizer(block):
-    return block.model_copy(update={"kind": "count"})
-
-
-def _count(part, rows, where, gradient, counts, step_rows):
-    rows[where, part.at] += gradient[:, part.at]
-
-
-def with_counter(model: models.Model) -> CountingModel:
-    models.UPDATES["count"] = _count
-    models.STATES["count"] = 0
-    return CountingModel(model)
 
 
 @dataclass
@@ -207,7 +193,7 @@ class Setup:
                 "train": {"partitions": self.partitions, "seed": self.seed},
             }
         )
-        return with_counter(models.build(job))
+        return CountingModel(models.build(job))
 
 
 def train_alone(setup: Setup) -> PartitionSet:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ctrps.checkpoint import commit
 from ctrps.config import JobConfig, load_job
 from ctrps.errors import ClusterError, ConfigError, DataError
 from ctrps.runtime.inputs import open_inputs
@@ -20,7 +21,7 @@ def rows(tmp_path) -> Path:
 
 def overrides(rows: Path, **values: object) -> list[str]:
     base = {"data_train": rows, "output_dir": rows.parent / "run", "train_batch_rows": 16}
-    return settings(**(base | values))
+    return settings(**{key: v for key, v in (base | values).items() if v is not None})
 
 
 def job_of(rows: Path, **values: object) -> JobConfig:
@@ -178,3 +179,19 @@ def test_the_plan_depends_on_the_data_and_the_lanes(rows):
     assert plan(train_lanes=2) != base
     assert plan(train_batch_rows=8) != base
     assert plan(data_train=f"{rows},{copy}") != base
+
+
+def test_a_run_goes_on_with_the_minibatches_it_began_with(rows):
+    """Of another number of workers another default follows; stated ones count."""
+    stale = {"train_consistency": "async", "train_batch_rows": None}
+    job = job_of(rows, **stale, cluster_workers=2)
+    folder = RunFolder(job)
+    inputs = open_inputs(job)
+    begun = folder.manifest(inputs.schema, plan_digest(job, inputs), 0, 0, 3, border=False)
+    folder.close()
+    commit(folder.model, begun)
+    for stated, expected in ((None, 64), (32, 32)):
+        values = stale | {"train_batch_rows": stated, "cluster_workers": 8}
+        later = RunFolder(job_of(rows, **values))
+        later.close()
+        assert (job.train.batch_rows, later.job.train.batch_rows) == (64, expected)

@@ -237,6 +237,7 @@ def launch(
     check_cluster(job)
     # Everything that can be wrong with settings and data is found before a process starts.
     folder = RunFolder(job, overwrite)
+    job = folder.job
     try:
         inputs = open_inputs(job)
         folder.begin(inputs)

@@ -255,6 +255,7 @@ def train(job: JobConfig, overwrite: bool, say: Say) -> dict[str, Any]:
     if job.train.consistency == "async":
         job = job.model_copy(update={"train": job.train.model_copy(update={"fused": True})})
     folder = RunFolder(job, overwrite)
+    job = folder.job
     try:
         inputs = open_inputs(job)
         folder.begin(inputs)

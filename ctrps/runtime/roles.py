@@ -226,12 +226,12 @@ class SchedulerProcess:
 
     def __init__(self, job: JobConfig, overwrite: bool, log: Log):
         check_cluster(job)
-        self.job = job
         self.log = log
         self.began = time.monotonic()
         self.model = models.build(job)
         self.folder = RunFolder(job, overwrite)
-        self.inputs = open_inputs(job)
+        self.job = self.folder.job
+        self.inputs = open_inputs(self.job)
         self.folder.begin(self.inputs)
         self.manifest = self.folder.resume
         self.test: dict[str, object] | None = None

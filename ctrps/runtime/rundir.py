@@ -17,6 +17,8 @@ import shutil
 from pathlib import Path
 from typing import IO, Any
 
+import yaml
+
 from ctrps import checkpoint
 from ctrps.checkpoint import Manifest
 from ctrps.config import JobConfig, digest
@@ -36,6 +38,14 @@ class RunFolder:
     overwrite
         Throw away the finished or unfinished run that is there, once ``begin`` says that the new
         one can be.
+
+    Attributes
+    ----------
+    job : JobConfig
+        As given, but for rows of a minibatch that nobody stated: a run that goes on inside a pass
+        keeps those it began with.
+    resume : Manifest or None
+        The model to go on from.
 
     Raises
     ------
@@ -67,6 +77,8 @@ class RunFolder:
         """Make the folder ready; returns the model to go on from."""
         self._overwrite = overwrite
         resume = None if overwrite else self._standing()
+        if resume and not resume.border:
+            self.job = _as_before(self.job, resume)
         for folder in (self.model, self.path / "logs"):
             folder.mkdir(exist_ok=True)
         text = self.job.dump_yaml(origins=True)
@@ -200,6 +212,18 @@ def _flat(settings: dict[str, Any]) -> dict[str, Any]:
         if isinstance(parts, dict):
             flat |= {f"{key}.{part}": value for part, value in parts.items()}
     return flat
+
+
+def _as_before(job: JobConfig, manifest: Manifest) -> JobConfig:
+    """The job with the minibatches that the run began with, unless it states others.
+
+    In async and ssp their default follows from the number of workers, which may change.
+    """
+    if job.origins["train.batch_rows"] != "default":
+        return job
+    began = yaml.safe_load(manifest.job)["train"]["batch_rows"]
+    train = job.train.model_copy(update={"batch_rows": int(began)})
+    return job.model_copy(update={"train": train})
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
