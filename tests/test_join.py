@@ -4,6 +4,7 @@ import gzip
 import io
 import tarfile
 import zoneinfo
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -442,7 +443,7 @@ def test_name_that_two_tables_have(raw):
 
 
 def test_real_rows(shared, tmp_path):
-    plan = shared.parent / "main" / "conf" / "taobao_sample.yaml"
+    plan = Path(__file__).parents[1] / "conf" / "taobao_sample.yaml"
     source = shared / "data" / "taobao_ad_tiny" / "raw_schema"
     (tmp_path / "out").mkdir()
     counts = make_samples(source, load_plan(plan), tmp_path / "out", BadRows())
