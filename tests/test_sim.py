@@ -215,9 +215,9 @@ class AsksOnlyOwnersOfKeys(Worker):
 
 
 CONTROLS = {
-    "no undo": (ForgetsTheStepBefore, Worker),  # 13
-    "fold in order of arrival": (FoldsByArrival, Worker),  # 17
-    "repeated push added": (AddsRepeats, Worker),  # 28
+    "no undo": (ForgetsTheStepBefore, Worker),  # 6
+    "fold in order of arrival": (FoldsByArrival, Worker),  # 34
+    "repeated push added": (AddsRepeats, Worker),  # 29
     "new rows at random": (StartsRowsAtRandom, Worker),  # 22
     "servers without keys not asked": (AuditedServer, AsksOnlyOwnersOfKeys),  # 17
 }

@@ -77,7 +77,7 @@ def in_parts(setup: Setup, rng: random.Random, how: str) -> list[Cluster]:
     return parts
 
 
-@chunks(SEEDS // 4)
+@chunks(SEEDS // 5)
 @pytest.mark.parametrize("mode", MODES)
 def test_interrupted_jobs_go_on_exactly(mode, seeds):
     for seed in seeds:
@@ -88,7 +88,7 @@ def test_interrupted_jobs_go_on_exactly(mode, seeds):
             check_staleness(last)
 
 
-@chunks(SEEDS // 4)
+@chunks(SEEDS // 5)
 @pytest.mark.parametrize("mode", ["sync", *MODES])
 def test_killed_jobs_go_on_from_the_newest_checkpoint(mode, seeds):
     for seed in seeds:
@@ -100,14 +100,14 @@ def test_killed_jobs_go_on_from_the_newest_checkpoint(mode, seeds):
 def test_restarts_inside_a_pass_occur():
     """Else the two tests above would say little."""
     inside = apart = 0
-    for seed in range(20):
+    for seed in range(10):
         setup = changed(Setup.drawn(seed, "async"), checkpoint_s=0.3)
         for cluster in in_parts(setup, random.Random(f"kills {seed}"), "kill_at")[1:]:
             stored = cluster.disk.get(cluster.resume)
             inside += stored is not None and not stored.border
             marks = [s.marks.tolist() for s in stored.states.values()] if stored else []
             apart += any(m != marks[0] for m in marks)
-    assert inside >= 10 and apart >= 5
+    assert inside >= 5 and apart >= 3
 
 
 @pytest.mark.parametrize("kill_at", [None, 10.0, 22.5])
@@ -286,13 +286,13 @@ class ForgetsProgress(Forgetful):
 
 
 CONTROLS = {
-    "repeated push added": (AddsRepeats, "async"),
-    "repeated push added, ssp": (AddsRepeats, "ssp"),
-    "gaps accepted": (AcceptsGaps, "async"),
-    "gate open": (GateOpen, "ssp"),
-    "marks not saved": (Forgetful, "async"),
-    "progress not saved": (ForgetsProgress, "async"),
-    "progress not saved, sync": (ForgetsProgress, "sync"),
+    "repeated push added": (AddsRepeats, "async"),  # 50
+    "repeated push added, ssp": (AddsRepeats, "ssp"),  # 50
+    "gaps accepted": (AcceptsGaps, "async"),  # 10
+    "gate open": (GateOpen, "ssp"),  # 23
+    "marks not saved": (Forgetful, "async"),  # 43
+    "progress not saved": (ForgetsProgress, "async"),  # 30
+    "progress not saved, sync": (ForgetsProgress, "sync"),  # 26
 }
 
 

@@ -122,7 +122,7 @@ def make_samples(
         for piece in table.pieces():
             rows, times = joiner.good_rows(piece)
             _append(out, joiner, piece, _targets(plan, deal, rows, times, counts))
-            if progress:
+            if progress and len(rows):
                 progress("sample", table.rows)
         counts.read += table.rows
     counts.rejected = bad.count
