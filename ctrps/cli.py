@@ -123,7 +123,7 @@ def train(
     job = load(config, overrides, more)
     one_of("--progress", progress, ("auto", "plain", "none"))
     with ProgressLine(sys.stderr, progress) as line:
-        summary = run(job, overwrite, line.show)
+        summary = run(job, overwrite, line.show, line.converting)
     _show_summary(summary, as_json)
 
 
@@ -161,7 +161,7 @@ def launch(
     job = load(config, overrides, more)
     one_of("--progress", progress, ("auto", "plain", "none"))
     with ProgressLine(sys.stderr, progress) as line:
-        summary = run(job, overwrite, line.show, line.tell)
+        summary = run(job, overwrite, line.show, line.tell, line.converting)
     _show_summary(summary, as_json)
 
 

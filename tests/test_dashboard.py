@@ -1,6 +1,7 @@
 """Progress for people: plain lines for files and pipes, a live one for terminals, or none."""
 
 import io
+from pathlib import Path
 
 import pytest
 
@@ -91,3 +92,14 @@ def test_plain_on_a_terminal_is_plain(monkeypatch):
 
 def test_a_pass_without_figures_yet_has_a_line():
     assert "0 %" in shown(io.StringIO(), "plain", FIGURES | {"rows": 0, "pass_rows": 0})
+
+
+def test_conversion_is_told_every_few_seconds(monkeypatch):
+    now = iter([100.0, 101.0, 102.5])
+    monkeypatch.setattr(dashboard.time, "monotonic", lambda: next(now))
+    stream = io.StringIO()
+    line = ProgressLine(stream, "plain")
+    for rows in (10, 20, 30):
+        line.converting(Path("a/train.svm"), rows, rows, 40)
+    told = [text.partition(" ")[2] for text in stream.getvalue().splitlines()]
+    assert told == ["converting train.svm: 10 rows, 25 %", "converting train.svm: 30 rows, 75 %"]

@@ -1,6 +1,6 @@
 """Whole jobs on the simulated cluster: any faults, and the same bits or a named reason.
 
-An ordinary run takes 200 seeds with faults that a job survives and 50 of each of those that end
+An ordinary run takes 200 seeds with faults that a job survives and 40 of each of those that end
 it, ``CTRPS_SIM_SEEDS=2000`` takes ten times as many. A failure names its seed;
 ``Cluster(Setup.drawn(seed))`` plays the same history again. The other modes are in
 ``test_sim_async``.
@@ -70,7 +70,7 @@ def test_the_same_seed_gives_the_same_history():
         assert first.history.digest() == second.history.digest()
 
 
-@chunks(SEEDS // 4)
+@chunks(SEEDS // 5)
 def test_a_lost_server_ends_the_job_and_is_named(seeds):
     for seed in seeds:
         mode = ("sync", "async", "ssp")[seed % 3]
@@ -100,7 +100,7 @@ def check_lost_server(cluster: Cluster) -> None:
     assert cluster.now - at < wait + limits.linger_s + limits.give_up_s
 
 
-@chunks(SEEDS // 4)
+@chunks(SEEDS // 5)
 def test_a_lost_scheduler_ends_all_nodes(seeds):
     for seed in seeds:
         mode = ("sync", "async", "ssp")[seed % 3]
@@ -125,7 +125,7 @@ def check_lost_scheduler(cluster: Cluster) -> None:
     assert cluster.now - cluster.crashed["scheduler"] < limits.give_up_s + late_s + beat_s
 
 
-@chunks(SEEDS // 4)
+@chunks(SEEDS // 5)
 def test_interrupted_jobs_go_on_with_other_numbers_of_nodes(seeds):
     for seed in seeds:
         setup = Setup.drawn(seed)

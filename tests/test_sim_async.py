@@ -77,7 +77,7 @@ def in_parts(setup: Setup, rng: random.Random, how: str) -> list[Cluster]:
     return parts
 
 
-@chunks(SEEDS // 5)
+@chunks(SEEDS // 8)
 @pytest.mark.parametrize("mode", MODES)
 def test_interrupted_jobs_go_on_exactly(mode, seeds):
     for seed in seeds:
@@ -88,7 +88,7 @@ def test_interrupted_jobs_go_on_exactly(mode, seeds):
             check_staleness(last)
 
 
-@chunks(SEEDS // 5)
+@chunks(SEEDS // 8)
 @pytest.mark.parametrize("mode", ["sync", *MODES])
 def test_killed_jobs_go_on_from_the_newest_checkpoint(mode, seeds):
     for seed in seeds:

@@ -4,12 +4,14 @@ Figures come as the lines of ``metrics.jsonl``. Nothing is computed here.
 """
 
 import time
+from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 PLAIN_EVERY_S = 5.0
+CONVERTING_EVERY_S = 2.0
 
 
 class ProgressLine:
@@ -48,6 +50,14 @@ class ProgressLine:
             self._stream.write(text + "\n")
             self._stream.flush()
 
+    def converting(self, path: Path, rows: int, done_bytes: int, all_bytes: int) -> None:
+        """Text is becoming shards: said every few seconds, as it may take minutes."""
+        now = time.monotonic()
+        if now - self._said >= CONVERTING_EVERY_S and (self._plain or self._bar):
+            self._said = now
+            share = 100 * done_bytes / max(all_bytes, 1)
+            self.tell(f"{_clock()} converting {path.name}: {rows:,} rows, {share:.0f} %")
+
     def show(self, figures: dict[str, Any]) -> None:
         """The newest figures of the run."""
         if self._bar:
@@ -56,7 +66,7 @@ class ProgressLine:
             now, last = time.monotonic(), figures["step"] == figures["steps"]
             if last or now - self._said >= PLAIN_EVERY_S:
                 self._said = now
-                self.tell(f"{time.strftime('%H:%M:%S')} {words(figures)}")
+                self.tell(f"{_clock()} {words(figures)}")
 
     def _show_live(self, figures: dict[str, Any]) -> None:
         assert self._bar is not None
@@ -84,6 +94,10 @@ def words(figures: dict[str, Any]) -> str:
         f"pass {figures['pass'] + 1}  {share:.0f} %  step {figures['step']}/{figures['steps']}  "
         f"{figures['rows']:,} rows  {figures['rows_per_s']:,.0f} rows/s{scores}"
     )
+
+
+def _clock() -> str:
+    return time.strftime("%H:%M:%S")
 
 
 def _bar(stream: TextIO) -> Progress:

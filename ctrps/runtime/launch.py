@@ -14,12 +14,13 @@ from typing import Any
 
 from ctrps import checkpoint
 from ctrps.config import RESERVED_VARIABLES, JobConfig
+from ctrps.data.convert import Progress
 from ctrps.errors import ClusterError, RunFailed, Stopped
 from ctrps.runtime.fused import check_cluster
 from ctrps.runtime.inputs import open_inputs
 from ctrps.runtime.roles import JOINED
 from ctrps.runtime.rundir import RunFolder, read_json, write_json
-from ctrps.runtime.warm import warm
+from ctrps.runtime.warm import compiled, warm
 
 Say = Callable[[dict[str, Any]], None]
 POLL_S = 0.05
@@ -230,7 +231,11 @@ class LocalCluster:
 
 
 def launch(
-    job: JobConfig, overwrite: bool, say: Say, tell: Callable[[str], None]
+    job: JobConfig,
+    overwrite: bool,
+    say: Say,
+    tell: Callable[[str], None],
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Run ``ctrps launch`` and return its summary."""
     began = time.monotonic()
@@ -239,13 +244,17 @@ def launch(
     folder = RunFolder(job, overwrite)
     job = folder.job
     try:
-        inputs = open_inputs(job)
+        inputs = open_inputs(job, progress)
         folder.begin(inputs)
         (folder.path / "summary.json").unlink(missing_ok=True)
         (folder.path / "metrics.jsonl").unlink(missing_ok=True)
     finally:
         folder.close()
+    if not compiled():
+        tell("compiling kernels, once for this machine")
     warm(job)
+    counts = (job.cluster.servers, job.cluster.workers)
+    tell("starting 1 scheduler, {} server(s), {} worker(s)".format(*counts))
     LocalCluster(job, say, tell).run()
     summary = read_json(folder.path / "summary.json")
     summary |= {"wall_s": time.monotonic() - began, **inputs.account()}

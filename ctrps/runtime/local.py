@@ -16,6 +16,7 @@ import numpy as np
 
 from ctrps import checkpoint, models
 from ctrps.config import JobConfig
+from ctrps.data.convert import Progress
 from ctrps.errors import Stopped
 from ctrps.kernels import losses, metrics
 from ctrps.ps.job import EarlyStop
@@ -246,7 +247,9 @@ def _stop_flag() -> Iterator[threading.Event]:
             signal.signal(name, handler)
 
 
-def train(job: JobConfig, overwrite: bool, say: Say) -> dict[str, Any]:
+def train(
+    job: JobConfig, overwrite: bool, say: Say, progress: Progress | None = None
+) -> dict[str, Any]:
     """Run ``ctrps train`` and return its summary.
 
     In one process nothing keeps async apart from training row at a time, which is faster.
@@ -257,7 +260,7 @@ def train(job: JobConfig, overwrite: bool, say: Say) -> dict[str, Any]:
     folder = RunFolder(job, overwrite)
     job = folder.job
     try:
-        inputs = open_inputs(job)
+        inputs = open_inputs(job, progress)
         folder.begin(inputs)
         summary = LocalTraining(job, folder, inputs, say).run()
         summary |= {"wall_s": time.monotonic() - began, **inputs.account()}

@@ -1,16 +1,23 @@
 """Compile all kernels of a model once, and tell by their results whether nodes compute alike."""
 
 import hashlib
+from pathlib import Path
 
 import numpy as np
 
-from ctrps import models
+from ctrps import kernels, models
 from ctrps.codec import raw
 from ctrps.config import JobConfig
 from ctrps.data.batches import BlockBatches
 from ctrps.data.shards import Block, Rows, Schema
 from ctrps.models import Model
 from ctrps.ps.partition import PartitionSet, contribute
+
+
+def compiled() -> bool:
+    """Whether kernels lie in their cache beside the package, as after the first run."""
+    folder = Path(kernels.__path__[0]) / "__pycache__"
+    return any(folder.glob("*.nbc"))
 
 
 def warm(job: JobConfig) -> str:
