@@ -21,6 +21,8 @@ class Cuts:
     Attributes
     ----------
     current : tuple (checkpoint, pass, step) or None
+    at_least : int
+        Steps that every file of a cut without a step is known to hold.
     committing : bool
         All files of the current one are saved, its manifest is being written.
     """
@@ -28,6 +30,7 @@ class Cuts:
     def __init__(self, first: int):
         self.current: tuple[int, int, int] | None = None
         self.committing = False
+        self.at_least = 0
         self._next = first
         self._margin = 2
 
@@ -40,8 +43,9 @@ class Cuts:
         """Save as soon as all can: beyond what is done before the order arrives."""
         self.order(pass_, min(highest + max(self._margin, in_two_beats), steps))
 
-    def order_now(self, pass_: int) -> None:
+    def order_now(self, pass_: int, at_least: int) -> None:
         """Save at once, each partition with its marks, wherever it stands (not in sync mode)."""
+        self.at_least = at_least
         self.order(pass_, -1)
 
     def missed(self, reports: Iterable[Status]) -> bool:

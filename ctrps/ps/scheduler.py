@@ -310,7 +310,7 @@ class Scheduler:
         self._cuts.committing = True
         checkpoint, pass_, step = self._cuts.current
         border = step == self.training.plan.steps
-        return [Commit(checkpoint, pass_, self.training.step if step < 0 else step, border, files)]
+        return [Commit(checkpoint, pass_, self._cuts.at_least if step < 0 else step, border, files)]
 
     def _cut_in_time(self, now: float) -> Effects:
         """Inside a pass, a checkpoint every so many seconds."""
@@ -326,7 +326,7 @@ class Scheduler:
         if self._cuts.committing:
             return []
         if self.spec.settings.mode != "sync":
-            self._cuts.order_now(self.pass_)
+            self._cuts.order_now(self.pass_, max(self.training.step, 0))
             return self._tell_all()
         highest = max((status.step for status in self._reports()), default=0)
         in_two_beats = round(2 * self.limits.beat_s / self.clock.step_s) if self.clock.step_s else 0
