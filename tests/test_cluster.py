@@ -164,6 +164,20 @@ def test_a_killed_worker_costs_nothing_but_time(lab, data):
     lab.all_gone()
 
 
+def test_a_worker_from_elsewhere_carries_a_job_on_alone(lab, data):
+    values = {"train_passes": 30, "cluster_server_silent_s": 1.5, "cluster_stop_linger_s": 0.5}
+    folder = lab.folder / "run"
+    run = mid_run(lab, job(data, folder, **SHORT | values), 1, 1)
+    address = read_json(folder / "scheduler.json")["address"]
+    resolved = folder / "config.resolved.yaml"
+    other = lab.start("worker", "-c", resolved, "--scheduler", address)
+    other.until(lambda: "joined as worker" in other.stderr, "the other worker in the job")
+    run.child("worker", 0).kill()
+    run.ends(0)
+    assert run.json["rows"] == 30 * 3000
+    lab.all_gone()
+
+
 def test_a_killed_server_ends_the_job(lab, data):
     run = mid_run(lab, job(data, lab.folder / "run", train_passes=200), 2, 2)
     run.child("server", 1).kill()

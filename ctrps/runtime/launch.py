@@ -73,6 +73,7 @@ class LocalCluster:
         self._asked = False
         self._read_to = 0
         self._kill_at: float | None = None
+        self._alive_at: float | None = None
 
     def run(self) -> None:
         """Start everything and wait for the end of the job.
@@ -165,13 +166,22 @@ class LocalCluster:
             if unready:
                 # Of this end the scheduler cannot know: it would wait for the node to come.
                 self._kill_at = self._kill_at or time.monotonic()
+        self._mind_losses()
+
+    def _mind_losses(self) -> None:
+        """Give up some time after all workers or a server have ended, unless training goes on.
+
+        The scheduler notices by itself; this is for the case that it cannot. Workers that joined
+        from elsewhere may go on without any of ours.
+        """
         workers = [c for c in self.children if c.role == "worker"]
         servers = [c for c in self.children if c.role == "server"]
-        lost = all(w.seen for w in workers) or any(s.seen for s in servers)
-        if lost and self._kill_at is None:
-            # The scheduler notices by itself; this is for the case that it cannot.
-            c = self.job.cluster
-            self._kill_at = time.monotonic() + 2 * c.server_silent_s + c.stop_linger_s
+        if not (all(w.seen for w in workers) or any(s.seen for s in servers)):
+            return
+        now, c = time.monotonic(), self.job.cluster
+        self._alive_at = self._alive_at or now
+        if now - self._alive_at >= 2 * c.server_silent_s + c.stop_linger_s:
+            self._kill_at = self._kill_at or now
 
     def _forward_metrics(self) -> None:
         path = self.run_dir / "metrics.jsonl"
@@ -183,6 +193,7 @@ class LocalCluster:
                 if not line.endswith(b"\n"):
                     break
                 self._read_to += len(line)
+                self._alive_at = None
                 figures = json.loads(line)
                 if figures["phase"] == "train":
                     self.say(figures)
