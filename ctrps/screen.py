@@ -80,7 +80,11 @@ def without_output(error: OSError) -> int:
 def say(text: str) -> None:
     """A line on standard error; letters that it cannot show are replaced, never fatal."""
     encoding = sys.stderr.encoding or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding), file=sys.stderr, flush=True)
+    shown = text.encode(encoding, "backslashreplace").decode(encoding)
+    try:
+        print(shown, file=sys.stderr, flush=True)
+    except BrokenPipeError:  # nobody reads on; the status still tells how it ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def load(

@@ -394,3 +394,13 @@ assert not heavy, heavy
     for arguments in (["--help"], ["train", "--help"], ["config", "show", "--help"], ["--version"]):
         found = python("-c", code, *arguments)
         assert found.returncode == 0, found.stderr
+
+
+def test_an_error_that_nobody_reads_keeps_its_status(tmp_path):
+    (tmp_path / "job.yaml").write_text("train: {lanes: no, passes: 0}\nmodell: {}\n")
+    command = [sys.executable, "-m", "ctrps", "config", "show", "-c", str(tmp_path / "job.yaml")]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, stderr=writing, stdout=subprocess.DEVNULL, timeout=60)
+    os.close(writing)
+    assert done.returncode == 2
