@@ -9,14 +9,15 @@ pull is one contiguous copy of its first ``dim`` columns.
 """
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from ctrps.config import JobConfig, OptimizerBlock
 from ctrps.kernels import keys as key_kernels
-from ctrps.kernels import losses, optimizers
+from ctrps.kernels import losses, optimizers, store
+from ctrps.kernels.optimizers import Rule
 
 INTERCEPT_KEY = key_kernels.key_of("\0intercept", "")
 
@@ -82,7 +83,7 @@ class Gradient(NamedTuple):
 class Part:
     """Columns of a row that share an optimiser: ``w``, or FM's ``v``.
 
-    ``at`` and ``state`` are the first weight column and the first state column.
+    ``at`` is the first weight column.
     ``init_scale`` is the standard deviation of a new row's weights.
     """
 
@@ -91,7 +92,6 @@ class Part:
     optimizer: OptimizerBlock
     init_scale: float
     at: int
-    state: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,116 +111,75 @@ class TableSpec:
         """float32 columns of a row, optimiser state included."""
         return self.dim + sum(STATES[part.optimizer.kind] * part.width for part in self.parts)
 
-    def initialise(self, rows: np.ndarray, first: int, keys: np.ndarray, seed: int) -> None:
-        """Write the starting weights of rows ``first, first + 1, …`` (zero on entry)."""
-        for part in self.parts:
-            if part.init_scale:
-                optimizers.init_rows(
-                    rows, first, keys, np.uint64(seed), part.at, part.width, part.init_scale
-                )
+    @property
+    def head(self) -> Part | None:
+        """The part that stands in the index (``ctrps.kernels.store``): a first single column."""
+        first = self.parts[0]
+        return first if first.width == 1 else None
 
-    def initial(self, out: np.ndarray, where: np.ndarray, keys: np.ndarray, seed: int) -> None:
-        """Write into ``out`` float32[k, dim] what absent keys (``where`` -1) would start from."""
-        for part in self.parts:
-            if part.init_scale:
-                optimizers.initial_rows(
-                    out, where, keys, np.uint64(seed), part.at, part.width, part.init_scale
-                )
+    @property
+    def head_width(self) -> int:
+        """float32 numbers of the head, its state included."""
+        return 0 if self.head is None else 1 + STATES[self.head.optimizer.kind]
 
-    def step(
-        self,
-        rows: np.ndarray,
-        where: np.ndarray,
-        gradient: np.ndarray,
-        counts: np.ndarray,
-        step_rows: int,
-        staleness: int = 0,
-    ) -> None:
-        """Apply one optimiser step to rows ``where``, in place.
+    def rules(self, step_rows: int = 1, staleness: int = 0) -> tuple[Rule, Rule]:
+        """How the head and the rest of a row learn in one step.
 
         Parameters
         ----------
-        rows : float32[n, width], written
-        where : int64[k]
-            Distinct row numbers.
-        gradient : float32[k, dim]
-            Sums over the rows of the step.
-        counts : int32[k]
-            Rows of the step that hold the key.
         step_rows : int
             Rows of the whole step, the divisor of optimisers that use the mean.
         staleness : int
-            Steps that were applied since the weights of this gradient were read.
+            Steps that were applied since the weights of the step's gradient were read.
         """
-        for part in self.parts:
-            if staleness and part.optimizer.count_scale:
-                part = replace(part, optimizer=fresher(part.optimizer, staleness))
-            UPDATES[part.optimizer.kind](part, rows, where, gradient, counts, step_rows)
+        rest = self.parts[self.head is not None :]
+        head = _NO_PART if self.head is None else _rule(self.head, store.HEAD, step_rows, staleness)
+        tail = _rule(rest[0], 0, step_rows, staleness) if rest else _NO_PART
+        return head, tail
 
 
-def fresher(optimizer: OptimizerBlock, staleness: int) -> OptimizerBlock:
-    """The constants for a gradient that is ``staleness`` steps old.
-
-    A stale gradient of a key that stands in many rows pushes once more where others have pushed
-    already, so the count rule's c0 shrinks: c0 / (1 + staleness)^(4/3). The exponent is the one
-    that held an FM's AUC best over 3 to 15 steps of delay (``benchmarks/README.md``).
-    """
-    shrunk = optimizer.count_scale / (1 + staleness) ** (4 / 3)
-    return optimizer.model_copy(update={"count_scale": shrunk})
+_ZERO = np.float32(0)
+_NO_PART = Rule(optimizers.SGD, _ZERO, _ZERO, _ZERO, _ZERO, _ZERO, _ZERO, _ZERO, _ZERO, 0, 0, 0, 0)
 
 
-def _ftrl(part, rows, where, gradient, counts, step_rows):
-    o = part.optimizer
-    optimizers.ftrl(
-        rows,
-        where,
-        gradient,
-        counts,
-        part.at,
+def _rule(part: Part, at: int, step_rows: int, staleness: int) -> Rule:
+    o, f = part.optimizer, np.float32
+    kind = KINDS[o.kind]
+    c0 = o.count_scale / (1 + staleness) ** FRESHNESS
+    z, n = {optimizers.FTRL: (1, 2), optimizers.ADAGRAD: (0, 1)}.get(kind, (0, 0))
+    return Rule(
+        kind,
+        f(o.alpha),
+        f(1 / o.alpha),
+        f(o.beta),
+        f(o.l1),
+        f(o.l2),
+        f(1 / max(step_rows, 1) if kind == optimizers.SGD else 1),
+        f(1 / c0 if c0 else 0),
+        f(part.init_scale),
+        at,
+        at + part.width * z,
+        at + part.width * n,
         part.width,
-        part.state,
-        1.0,
-        o.count_scale,
-        o.alpha,
-        o.beta,
-        o.l1,
-        o.l2,
     )
 
 
-def _adagrad(part, rows, where, gradient, counts, step_rows):
-    o = part.optimizer
-    optimizers.adagrad(
-        rows,
-        where,
-        gradient,
-        counts,
-        part.at,
-        part.width,
-        part.state,
-        1.0,
-        o.count_scale,
-        o.alpha,
-        o.beta,
-        o.l2,
-    )
-
-
-def _sgd(part, rows, where, gradient, counts, step_rows):
-    o = part.optimizer
-    scale = 1.0 / max(step_rows, 1)
-    optimizers.sgd(
-        rows, where, gradient, counts, part.at, part.width, scale, o.count_scale, o.alpha, o.l2
-    )
-
-
-def _count(part, rows, where, gradient, counts, step_rows):
-    optimizers.count(rows, where, counts, part.at, part.width)
-
-
-UPDATES = {"ftrl": _ftrl, "adagrad": _adagrad, "sgd": _sgd, "count": _count}
+KINDS = {
+    "ftrl": optimizers.FTRL,
+    "adagrad": optimizers.ADAGRAD,
+    "sgd": optimizers.SGD,
+    "count": optimizers.COUNT,
+}
 STATES = {"ftrl": 2, "adagrad": 1, "sgd": 0, "count": 0}
 """State columns per weight column, by kind of optimiser."""
+
+FRESHNESS = 4 / 3
+"""How the count rule's c0 shrinks with staleness: c0 / (1 + staleness)^(4/3).
+
+A stale gradient of a key that stands in many rows pushes once more where others have pushed
+already. The exponent is the one that held an FM's AUC best over 3 to 15 steps of delay
+(``benchmarks/README.md``).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,11 +282,8 @@ def build(job: JobConfig) -> Model:
 
 
 def _table(name: str, widths: list[tuple[str, int, float]], job: JobConfig) -> TableSpec:
-    parts = []
-    at, state = 0, sum(width for _, width, _ in widths)
+    parts, at = [], 0
     for part, width, init_scale in widths:
-        optimizer = job.optimizer_for(part)
-        parts.append(Part(part, width, optimizer, init_scale, at, state))
+        parts.append(Part(part, width, job.optimizer_for(part), init_scale, at))
         at += width
-        state += STATES[optimizer.kind] * width
     return TableSpec(name, tuple(parts))

@@ -13,7 +13,7 @@ from ctrps import checkpoint, models
 from ctrps.config import JobConfig, load_job
 from ctrps.data.shards import Block, Rows, Schema, ShardWriter
 from ctrps.errors import ConfigError, DataError, Stopped
-from ctrps.kernels import vectors
+from ctrps.kernels import store, vectors
 from ctrps.kernels.vectors import EIGHT, FOUR, ONE
 from ctrps.ps.partition import PartitionSet
 from ctrps.ps.plan import Manifest
@@ -147,11 +147,11 @@ def train_twin(job: JobConfig, block: Block, schema: Schema, order: np.ndarray):
 
 def compare(partitions: PartitionSet, twin: naive_fused.Model) -> None:
     table, intercept = partitions.tables
-    assert sorted(table.keys.tolist()) == sorted(twin.keys)
+    assert table.snapshot(0)[0].keys.tolist() == sorted(twin.keys)
     weights = table.weights(np.array(list(twin.keys), np.uint64), absent_initial=False)
     expected = [[c.w for c in held] for held in twin.keys.values()]
     np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(intercept.rows[0, 0], twin.intercept.w, rtol=1e-4)
+    np.testing.assert_allclose(intercept.snapshot(0)[0].rows[0, 0], twin.intercept.w, rtol=1e-4)
 
 
 @pytest.mark.parametrize("mean", [True, False])
@@ -197,7 +197,9 @@ def test_a_gradient_too_small_to_square_moves_nothing():
     schema = Schema(("",), (), "value")
     block = Block.from_rows(rows, schema)
     partitions, _ = train_kernel(job_of(0), block, schema, np.zeros(1, np.int64))
-    np.testing.assert_array_equal(partitions.tables[0].rows, np.zeros((1, 3), np.float32))
+    np.testing.assert_array_equal(
+        partitions.tables[0].snapshot(0)[0].rows, np.zeros((1, 3), np.float32)
+    )
 
 
 def test_only_keys_of_the_rows_become_rows_of_the_table():
@@ -208,7 +210,7 @@ def test_only_keys_of_the_rows_become_rows_of_the_table():
     order = np.arange(10, 20)[::-1].copy()
     partitions, _ = train_kernel(job_of(2), block, schema, order)
     compare(partitions, train_twin(job_of(2), block, schema, order)[0])
-    assert int(block.keys[-1]) not in partitions.tables[0].keys.tolist()
+    assert int(block.keys[-1]) not in partitions.tables[0].snapshot(0)[0].keys
 
 
 def test_no_rows_make_no_keys():
@@ -222,7 +224,10 @@ def test_no_rows_make_no_keys():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_threads_find_their_rows_through_growth(seed):
-    table = Table(models.build(job_of(0)).tables[0], seed=1, capacity=2)
+    spec = models.build(job_of(0, "count")).tables[0]
+    table, rules = Table(spec, seed=1), spec.rules()
+    none = np.empty((0, 1), np.float32)
+    ones = np.ones((300, 1), np.float32), np.ones(300, np.int32)
     shared, count, rounds = fused.SharedTable(table), 4, 40
     rng = np.random.default_rng(seed)
     # Each thread counts on keys of its own, and looks up keys of all.
@@ -232,25 +237,27 @@ def test_threads_find_their_rows_through_growth(seed):
     def run(me: int) -> None:
         for order in orders[me]:
             keys = np.union1d(own.reshape(-1)[order[:100]], own[me])
-            with shared.rows(keys) as (where, rows):
-                mine = np.isin(keys, own[me])
-                rows[where[mine], 0] += 1
+            with shared.entries(keys) as entries:
+                store.step_rows(
+                    entries, np.flatnonzero(np.isin(keys, own[me])), *ones, *rules, none
+                )
 
     threads = [threading.Thread(target=run, args=(me,)) for me in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(table.keys.tolist()) == own.reshape(-1).tolist()
-    np.testing.assert_array_equal(table.rows[:, 0], np.full(own.size, rounds))
+    keys, rows = table.snapshot(0)[0]
+    assert keys.tolist() == own.reshape(-1).tolist()
+    np.testing.assert_array_equal(rows[:, 0], np.full(own.size, rounds))
 
 
 def test_a_failure_while_training_leaves_the_table_usable():
-    shared = fused.SharedTable(Table(models.build(job_of(0)).tables[0], seed=1, capacity=2))
-    with pytest.raises(ZeroDivisionError), shared.rows(np.uint64([1])):
+    shared = fused.SharedTable(Table(models.build(job_of(0)).tables[0], seed=1))
+    with pytest.raises(ZeroDivisionError), shared.entries(np.uint64([1])):
         raise ZeroDivisionError
-    with shared.rows(np.arange(9, dtype=np.uint64)) as (where, rows):
-        assert len(rows) == 9 and sorted(where) == list(range(9))
+    with shared.entries(np.arange(9, dtype=np.uint64)) as entries:
+        assert len(set(entries.tolist())) == 9
 
 
 # -- runs ---------------------------------------------------------------------------------------
@@ -357,7 +364,7 @@ def test_a_cluster_refuses_it(data, tmp_path):
     refused = load_job(None, job(data, tmp_path / "run"), {})
     what = r"--set: train\.fused learns in one process, without servers and workers"
     with pytest.raises(ConfigError, match=what):
-        launch(refused, False, lambda _: None, lambda _: None)
+        launch(refused, False, lambda _: None, lambda _: None, lambda _: 1)
     with pytest.raises(ConfigError, match=what):
         SchedulerProcess(refused, False, lambda _: None)
     assert not (tmp_path / "run").exists()

@@ -7,6 +7,7 @@ from ctrps import models
 from ctrps.config import JobConfig
 from ctrps.kernels import keys as key_kernels
 from ctrps.models import INTERCEPT_KEY, Minibatch
+from ctrps.ps.table import Table
 from tests import naive
 
 BITS = 3
@@ -143,13 +144,13 @@ def test_the_intercept_is_a_table_of_its_own():
 
 
 def layout(table: models.TableSpec) -> list[tuple]:
-    return [(p.name, p.at, p.width, p.state, p.optimizer.kind, p.init_scale) for p in table.parts]
+    return [(p.name, p.at, p.width, p.optimizer.kind, p.init_scale) for p in table.parts]
 
 
 def test_layout_of_lr():
     model = model_of("lr")
-    assert layout(model.tables[0]) == [("w", 0, 1, 1, "ftrl", 0.0)]
-    assert layout(model.tables[1]) == [("intercept", 0, 1, 1, "ftrl", 0.0)]
+    assert layout(model.tables[0]) == [("w", 0, 1, "ftrl", 0.0)]
+    assert layout(model.tables[1]) == [("intercept", 0, 1, "ftrl", 0.0)]
     assert [(t.dim, t.width) for t in model.tables] == [(1, 3), (1, 3)]
     assert (model.dim, model.partitions, model.seed) == (0, 8, 5)
 
@@ -157,8 +158,8 @@ def test_layout_of_lr():
 def test_layout_of_fm():
     model = model_of("fm")
     assert layout(model.tables[0]) == [
-        ("w", 0, 1, 4, "ftrl", 0.0),
-        ("v", 1, 3, 6, "adagrad", 0.1),
+        ("w", 0, 1, "ftrl", 0.0),
+        ("v", 1, 3, "adagrad", 0.1),
     ]
     assert (model.tables[0].dim, model.tables[0].width) == (4, 9)
 
@@ -166,7 +167,7 @@ def test_layout_of_fm():
 def test_layout_follows_the_optimizers():
     blocks = {"w": {"kind": "sgd", "alpha": 0.1}, "v": {"kind": "ftrl", "alpha": 0.1}}
     table = model_of("fm", **blocks).tables[0]
-    assert layout(table) == [("w", 0, 1, 4, "sgd", 0.0), ("v", 1, 3, 4, "ftrl", 0.1)]
+    assert layout(table) == [("w", 0, 1, "sgd", 0.0), ("v", 1, 3, "ftrl", 0.1)]
     assert table.width == 4 + 6
 
 
@@ -177,47 +178,11 @@ def test_the_intercept_has_no_penalties():
     assert (intercept.alpha, intercept.l1, intercept.l2) == (0.3, 0.0, 0.0)
 
 
-def test_new_rows_start_as_absent_keys_are_read():
-    table = model_of("fm").tables[0]
-    keys = np.uint64([3, 2**64 - 1, 0])
-    rows = np.zeros((5, table.width), np.float32)
-    table.initialise(rows, 2, keys, 5)
-    read = np.zeros((3, table.dim), np.float32)
-    table.initial(read, np.full(3, -1), keys, 5)
-    assert rows[2:, : table.dim].tobytes() == read.tobytes()
-    assert not rows[:2].any() and not rows[:, table.dim :].any()
-    expected = [[0.1 * naive.initial(5, int(key), j) for j in (1, 2, 3)] for key in keys]
-    np.testing.assert_allclose(read[:, 1:], expected, rtol=1e-6)
-    assert not read[:, 0].any()
-
-
-def test_a_key_that_is_held_keeps_what_was_read():
-    table = model_of("fm").tables[0]
-    read = np.full((2, table.dim), 7, np.float32)
-    table.initial(read, np.int64([0, -1]), np.uint64([1, 2]), 5)
-    assert read[0].tolist() == [7] * 4
-    assert (read[1, 1:] != 7).all()
-
-
-@pytest.mark.parametrize("part", [0, 1])
-def test_a_step_changes_the_columns_of_its_part_only(part):
-    table = model_of("fm").tables[0]
-    p = table.parts[part]
-    rows = np.full((3, table.width), 0.25, np.float32)
-    gradient = np.zeros((1, table.dim), np.float32)
-    gradient[0, p.at : p.at + p.width] = 1.0
-    table.step(rows, np.int64([1]), gradient, np.int32([2]), 10)
-    states = models.STATES[p.optimizer.kind] * p.width
-    own = {*range(p.at, p.at + p.width), *range(p.state, p.state + states)}
-    assert set(np.flatnonzero(rows[1] != 0.25).tolist()) == own
-    assert (rows[[0, 2]] == 0.25).all()
-
-
 def test_sgd_takes_the_mean_over_the_step_and_the_others_the_sum():
-    where, counts, gradient = np.int64([0]), np.int32([4]), np.float32([[6.0]])
+    counts, gradient = np.int32([4]), np.float32([[6.0]])
     blocks = {"sgd": 0.1 * 6 / 12, "adagrad": 0.1 * 6 / (1 + 6), "ftrl": 0.1 * 6 / (1 + 6)}
     for kind, moved in blocks.items():
-        table = model_of("lr", w={"kind": kind, "alpha": 0.1, "beta": 1.0}).tables[0]
-        rows = np.zeros((1, table.width), np.float32)
-        table.step(rows, where, gradient, counts, 12)
-        assert rows[0, 0] == pytest.approx(-moved, rel=1e-6), kind
+        table = Table(model_of("lr", w={"kind": kind, "alpha": 0.1, "beta": 1.0}).tables[0], 1)
+        table.step(np.uint64([7]), gradient, counts, 12)
+        found = table.weights(np.uint64([7]), absent_initial=True)
+        assert found[0, 0] == pytest.approx(-moved, rel=1e-6), kind

@@ -8,7 +8,7 @@ from ctrps.config import JobConfig
 from ctrps.errors import LocalProtocolError
 from ctrps.kernels import keys as key_kernels
 from ctrps.ps.partition import Contribution, Fold, PartitionSet
-from ctrps.ps.table import RowSet, Table
+from ctrps.ps.table import RowSet
 from ctrps.ps.view import assign
 from tests import naive, naive_ps
 from tests.simjob import row_bytes
@@ -206,35 +206,6 @@ def test_a_new_row_starts_as_it_was_pulled():
     first = partitions.pull((keys, np.uint64([])))[0]
     partitions.tables[0].insert(keys)
     assert as_bytes(partitions.pull((keys, np.uint64([])))[:1]) == [first.tobytes()]
-
-
-# -- tables -------------------------------------------------------------------------------------
-
-
-def test_growth_keeps_every_row():
-    spec = model_of().tables[0]
-    rng = np.random.default_rng(8)
-    small, large = Table(spec, 5, capacity=2), Table(spec, 5, capacity=1 << 14)
-    for _ in range(40):
-        keys = np.unique(rng.integers(0, 5000, 200, dtype=np.uint64))
-        gradient = rng.normal(size=(len(keys), spec.dim)).astype(np.float32)
-        counts = np.ones(len(keys), np.int32)
-        befores = [table.step(keys, gradient, counts, 10) for table in (small, large)]
-        assert befores[0].tobytes() == befores[1].tobytes()
-    assert small.used == large.used > 3000
-    assert small.keys.tobytes() == large.keys.tobytes()
-    pairs = zip(small.snapshot(BITS), large.snapshot(BITS), strict=True)
-    assert all(as_bytes(a) == as_bytes(b) for a, b in pairs)
-    assert small.size_bytes < 4 * small.used * (8 + 4 * spec.width + 32)
-
-
-def test_a_table_finds_what_it_holds():
-    table = Table(model_of().tables[0], 5)
-    keys = np.uint64([9, 0, 2**64 - 1, 4])
-    assert table.insert(keys).tolist() == [0, 1, 2, 3]
-    assert table.insert(np.uint64([4, 5, 9])).tolist() == [3, 4, 0]
-    assert table.find(np.uint64([5, 6, 0])).tolist() == [4, -1, 1]
-    assert table.keys.tolist() == [*keys.tolist(), 5]
 
 
 # -- snapshots ----------------------------------------------------------------------------------

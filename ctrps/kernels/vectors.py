@@ -112,6 +112,41 @@ def whole(typingctx, at, number):
 
 
 @intrinsic
+def put_whole(typingctx, at, number, value):
+    """Write int64 number ``number`` after the address ``at``."""
+
+    def codegen(context, builder, signature, args):
+        first = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        builder.store(args[2], builder.gep(first, [args[1]]))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def seen(typingctx, at, number):
+    """As ``whole``, and what was written before ``publish`` of that number is seen from here on."""
+
+    def codegen(context, builder, signature, args):
+        first = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        return builder.load_atomic(builder.gep(first, [args[1]]), "acquire", 8)
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def publish(typingctx, at, number, value):
+    """As ``put_whole``, after all that this thread wrote before."""
+
+    def codegen(context, builder, signature, args):
+        first = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        builder.store_atomic(args[2], builder.gep(first, [args[1]]), "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
 def real(typingctx, at, number):
     """float32 number ``number`` after the address ``at``."""
 

@@ -5,14 +5,21 @@ push, never by a pull: most keys of an evaluation day were not trained on, and r
 not grow the model.
 """
 
-from itertools import pairwise
+import mmap
 from typing import NamedTuple
 
 import numpy as np
 
-from ctrps.kernels import csr
 from ctrps.kernels import keys as key_kernels
+from ctrps.kernels import store
+from ctrps.kernels.optimizers import Rule
 from ctrps.models import TableSpec
+
+_FIRST_LINES = 8
+_FIRST_TAILS = 1 << 8
+_MOST_TAILS = 1 << 18
+# Beyond this share of its entries a segment doubles: then a key is in its own line, mostly.
+_LOAD = 0.6
 
 
 class RowSet(NamedTuple):
@@ -20,6 +27,105 @@ class RowSet(NamedTuple):
 
     keys: np.ndarray
     rows: np.ndarray
+
+
+def _zeros(size: int) -> np.ndarray:
+    """uint8[size], all 0, from the start of a page on.
+
+    The machine gives the memory when it is first used, and is asked to give it in huge pages: rows
+    are read at random, and each page of 4 KiB would have to be looked up.
+    """
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
+
+
+class _Segments:
+    """The index of a table (``ctrps.kernels.store``): 64 segments that double one by one.
+
+    Attributes
+    ----------
+    directory : int64[SEGMENTS, 2]
+    used : int64[SEGMENTS]
+        Entries in use.
+    """
+
+    def __init__(self) -> None:
+        nothing = _zeros(store.LINE)
+        # One line, which stays empty, is every segment's at first.
+        self._lines = np.ones(store.SEGMENTS, np.int64)
+        self._memory = {1: nothing}
+        self.directory = np.zeros((store.SEGMENTS, 2), np.int64)
+        self.directory[:, 0] = nothing.ctypes.data
+        self.used = np.zeros(store.SEGMENTS, np.int64)
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self._lines.sum()) * store.LINE
+
+    def short(self, more: np.ndarray) -> np.ndarray:
+        """Numbers of the segments that have no room for ``more`` int64[SEGMENTS] entries."""
+        room = np.where(self._lines > 1, 2 * self._lines * _LOAD, 0)
+        return np.flatnonzero((more > 0) & (self.used + more > room))
+
+    def grow(self, segment: int, more: int) -> None:
+        """Move a segment to where it has room for ``more`` entries."""
+        lines = max(int(self._lines[segment]), _FIRST_LINES // 2)
+        while 2 * lines * _LOAD < self.used[segment] + more:
+            lines *= 2
+        old = int(self.directory[segment, 0]), int(self._lines[segment])
+        if lines not in self._memory:
+            # For all segments at once: they grow at about the same time, and large pieces of
+            # memory come in large pages.
+            self._memory[lines] = _zeros(store.SEGMENTS * lines * store.LINE)
+        base = self._memory[lines].ctypes.data
+        self.directory[segment] = base + segment * lines * store.LINE, lines - 1
+        self._lines[segment] = lines
+        store.move(*old, self.directory)
+        for unused in set(self._memory) - set(self._lines.tolist()):
+            del self._memory[unused]
+
+    def held(self, segment: int) -> tuple[np.ndarray, np.ndarray]:
+        """Keys uint64[n] and addresses int64[n] of the entries of a segment."""
+        keys = np.empty(self.used[segment], np.uint64)
+        entries = np.empty(len(keys), np.int64)
+        store.held(int(self.directory[segment, 0]), int(self._lines[segment]), keys, entries)
+        return keys, entries
+
+
+class _Tails:
+    """Memory for the tails of rows, which never moves.
+
+    Parameters
+    ----------
+    size : int
+        float32 numbers of a tail; 0 for a table without tails.
+    """
+
+    def __init__(self, size: int):
+        lines = -(-4 * size // store.LINE)
+        self._stride = 32 if 0 < 4 * size <= 32 else lines * store.LINE
+        self._pieces: list[np.ndarray] = []
+        self._next, self._left = 0, 0
+        self.size_bytes = 0
+
+    def some(self, count: int) -> np.ndarray:
+        """Addresses int64[count] of tails that nobody has; ``take`` says how many get used."""
+        if not self._stride:
+            return np.ones(count, np.int64)
+        if count > self._left:
+            rows = min(max(_FIRST_TAILS, self.size_bytes // self._stride), _MOST_TAILS)
+            self._left = max(rows, count)
+            piece = _zeros(self._left * self._stride)
+            self._next = piece.ctypes.data
+            self._pieces.append(piece)
+            self.size_bytes += len(piece)
+        return self._next + self._stride * np.arange(count, dtype=np.int64)
+
+    def take(self, count: int) -> None:
+        self._next += self._stride * count
+        self._left -= count
 
 
 class Table:
@@ -31,55 +137,49 @@ class Table:
         Layout and optimisers.
     seed
         Start of new rows, together with their key.
-    capacity
-        Rows to allocate at first. Growth doubles, so this only saves copies.
 
     Attributes
     ----------
     used : int
         Rows held.
+    moves : int
+        Segments that have moved: addresses of entries are valid while it stays the same.
     """
 
-    def __init__(self, spec: TableSpec, seed: int, capacity: int = 1024):
+    def __init__(self, spec: TableSpec, seed: int):
         self.spec = spec
-        self.seed = seed
-        self.used = 0
-        self._keys = np.empty(capacity, np.uint64)
-        self._rows = np.zeros((capacity, spec.width), np.float32)
-        self._index = key_kernels.index_new(key_kernels.index_capacity(capacity))
+        self.seed = np.uint64(seed)
+        self.moves = 0
+        self._head, self._tail = spec.rules()
+        self._segments = _Segments()
+        self._tails = _Tails(spec.width - spec.head_width)
 
     @property
-    def keys(self) -> np.ndarray:
-        """uint64[used], in order of creation. A view, valid until the next ``insert``."""
-        return self._keys[: self.used]
-
-    @property
-    def rows(self) -> np.ndarray:
-        """float32[used, width]. A view, valid until the next ``reserve`` that finds no room."""
-        return self._rows[: self.used]
+    def used(self) -> int:
+        return int(self._segments.used.sum())
 
     @property
     def size_bytes(self) -> int:
-        """Memory of keys, rows and index."""
-        return self._keys.nbytes + self._rows.nbytes + self._index.nbytes
+        """Memory of entries and tails, what is free in them included."""
+        return self._segments.size_bytes + self._tails.size_bytes
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """Row numbers int64[k] of ``keys``, -1 where absent."""
-        where = np.empty(len(keys), np.int64)
-        key_kernels.index_find(self._index, keys, where)
-        return where
+        """Addresses int64[k] of the entries of ``keys``, 0 where absent; see ``moves``."""
+        entries = np.empty(len(keys), np.int64)
+        store.find(self._segments.directory, keys, entries)
+        return entries
 
     def weights(self, keys: np.ndarray, *, absent_initial: bool) -> np.ndarray:
-        """The first ``dim`` columns of the rows of ``keys``, float32[k, dim].
+        """The weights of ``keys``, float32[k, dim].
 
         An absent key reads as the row it would start as (``absent_initial``, for training) or as
         zero (for evaluation).
         """
-        where = self.find(keys)
-        out = np.zeros((len(keys), self.spec.dim), np.float32)
-        if absent_initial:
-            self.spec.initial(out, where, keys, self.seed)
-        csr.gather(self._rows, where, out)
+        out = np.empty((len(keys), self.spec.dim), np.float32)
+        entries = np.empty(len(keys), np.int64)
+        rules = self._head, self._tail
+        directory = self._segments.directory
+        store.pull(directory, keys, *rules, absent_initial, self.seed, entries, out)
         return out
 
     def step(
@@ -92,10 +192,8 @@ class Table:
         before : float32[k, dim]
             Their weights before the step.
         """
-        where = self.insert(keys)
         before = np.empty((len(keys), self.spec.dim), np.float32)
-        csr.gather(self._rows, where, before)
-        self.spec.step(self._rows, where, gradient, counts, step_rows)
+        self._step(keys, gradient, counts, self.spec.rules(step_rows), before)
         return before
 
     def step_stale(
@@ -107,51 +205,89 @@ class Table:
         staleness: int,
     ) -> None:
         """As ``step``, for a gradient of weights that others have changed meanwhile."""
-        where = self.insert(keys)
-        self.spec.step(self._rows, where, gradient, counts, step_rows, staleness)
+        nothing = np.empty((0, self.spec.dim), np.float32)
+        self._step(keys, gradient, counts, self.spec.rules(step_rows, staleness), nothing)
+
+    def _step(
+        self,
+        keys: np.ndarray,
+        gradient: np.ndarray,
+        counts: np.ndarray,
+        rules: tuple[Rule, Rule],
+        before: np.ndarray,
+    ) -> None:
+        entries, absent = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64)
+        directory, (head, tail) = self._segments.directory, rules
+        n = store.push(directory, keys, gradient, counts, head, tail, entries, absent, before)
+        if n:
+            self._insert(keys, absent[:n], entries)
+            store.step_rows(entries, absent[:n], gradient, counts, head, tail, before)
 
     def insert(self, keys: np.ndarray) -> np.ndarray:
-        """Row numbers int64[k] of ``keys``, new rows made at their initial values."""
-        self.reserve(len(keys))
-        where = np.empty(len(keys), np.int64)
-        new = np.empty(len(keys), np.int64)
-        first = self.used
-        self.used, count = key_kernels.index_insert(self._index, keys, first, where, new)
-        fresh = keys[new[:count]]
-        self._keys[first : self.used] = fresh
-        self.spec.initialise(self._rows, first, fresh, self.seed)
-        return where
+        """Addresses int64[k] of the entries of ``keys``, rows made that are not there."""
+        entries = self.find(keys)
+        absent = np.flatnonzero(entries == 0)
+        if len(absent):
+            moves = self.moves
+            self._insert(keys, absent, entries)
+            if self.moves != moves:
+                return self.find(keys)
+        return entries
 
-    def room(self, more: int) -> bool:
-        """Whether ``more`` keys can be inserted without moving the rows."""
-        return self.used + more <= len(self._keys)
+    def _insert(self, keys: np.ndarray, absent: np.ndarray, entries: np.ndarray) -> None:
+        """Make rows for the keys at positions ``absent``, and write their entries there."""
+        self.reserve(keys[absent])
+        tails = self._tails.some(len(absent))
+        segments = self._segments
+        new = store.insert(
+            segments.directory,
+            segments.used,
+            keys,
+            absent,
+            tails,
+            self._head,
+            self._tail,
+            self.seed,
+            entries,
+        )
+        self._tails.take(new)
 
-    def reserve(self, more: int) -> None:
-        """Make room for ``more`` keys, moving all rows if there is none."""
-        if self.room(more):
-            return
-        capacity = len(self._keys)
-        while capacity < self.used + more:
-            capacity *= 2
-        keys, rows = self._keys, self._rows
-        self._keys = np.empty(capacity, np.uint64)
-        self._keys[: self.used] = keys[: self.used]
-        self._rows = np.zeros((capacity, self.spec.width), np.float32)
-        self._rows[: self.used] = rows[: self.used]
-        self._index = key_kernels.index_new(key_kernels.index_capacity(capacity))
-        key_kernels.index_build(self._index, self.keys)
+    def room(self, keys: np.ndarray) -> bool:
+        """Whether all of ``keys`` could be inserted without moving an entry."""
+        return not len(self._short(keys)[0])
+
+    def reserve(self, keys: np.ndarray) -> None:
+        """Make room for ``keys``; ``moves`` tells whether entries moved for it."""
+        short, more = self._short(keys)
+        for segment in short:
+            self._segments.grow(int(segment), int(more[segment]))
+            self.moves += 1
+
+    def _short(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        more = np.empty(store.SEGMENTS, np.int64)
+        store.count_segments(keys, more)
+        return self._segments.short(more), more
 
     def snapshot(self, bits: int) -> list[RowSet]:
         """A copy of all rows, one set per partition, each in key order."""
-        keys = self.keys
-        partition = np.empty(len(keys), np.int32)
-        key_kernels.partition_of(keys, bits, partition)
-        order = np.lexsort((keys, partition))
-        borders = np.searchsorted(partition[order], np.arange((1 << bits) + 1))
-        sets = [order[a:b] for a, b in pairwise(borders)]
-        return [RowSet(keys[chosen], self._rows[chosen]) for chosen in sets]
+        return [self.partition(number, bits) for number in range(1 << bits)]
+
+    def partition(self, number: int, bits: int) -> RowSet:
+        """A copy of the rows of one of ``1 << bits`` partitions."""
+        few = max(store.SEGMENT_BITS - bits, 0)
+        first = (number << few) >> max(bits - store.SEGMENT_BITS, 0)
+        parts = [self._segments.held(s) for s in range(first, first + (1 << few))]
+        keys, entries = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        if bits > store.SEGMENT_BITS:
+            place = np.empty(len(keys), np.int32)
+            key_kernels.partition_of(keys, bits, place)
+            keys, entries = keys[place == number], entries[place == number]
+        order = np.argsort(keys)
+        rows = np.empty((len(keys), self.spec.width), np.float32)
+        store.read_rows(entries[order], self._head, self._tail, rows)
+        return RowSet(keys[order], rows)
 
     def load(self, saved: RowSet) -> None:
         """Add rows of a snapshot whose keys are not held yet."""
-        where = self.insert(saved.keys)
-        self._rows[where] = saved.rows
+        rows = np.ascontiguousarray(saved.rows)
+        store.write_rows(self.insert(saved.keys), self._head, self._tail, rows)

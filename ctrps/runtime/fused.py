@@ -18,17 +18,16 @@ import numpy as np
 from ctrps.config import JobConfig
 from ctrps.data.shards import Block
 from ctrps.errors import ConfigError, DataError
-from ctrps.kernels import csr
+from ctrps.kernels import csr, optimizers, store
 from ctrps.kernels import fused as kernels
-from ctrps.models import INTERCEPT_KEY, Part
+from ctrps.kernels.optimizers import GROUP, Rule
+from ctrps.models import INTERCEPT_KEY
 from ctrps.ps.partition import PartitionSet
 from ctrps.ps.plan import BatchRef, Plan
 from ctrps.ps.progress import Scores
 from ctrps.ps.table import Table
 from ctrps.runtime.inputs import BatchReader, Inputs, plan_settings
 from ctrps.runtime.lanes import Position
-
-KINDS = {"ftrl": kernels.FTRL, "adagrad": kernels.ADAGRAD, "sgd": kernels.SGD}
 
 
 class SharedTable:
@@ -50,47 +49,44 @@ class SharedTable:
         self._growing = 0
 
     @contextmanager
-    def rows(self, keys: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Table rows of distinct keys, made where they are absent.
+    def entries(self, keys: np.ndarray) -> Iterator[np.ndarray]:
+        """Entries of distinct keys, made where they are absent.
 
         Yields
         ------
-        where : int64[k]
-            Row of each key.
-        rows : float32[n, width]
-            All rows of the table, to train on inside the context only.
+        int64[k]
+            Addresses, to train on inside the context only.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._growing)
             self._training += 1
-            ready = self._table.used
         try:
-            where = self._where(keys, ready)
-            yield where, self._table.rows
+            yield self._made(keys)
         finally:
             with self._changed:
                 self._training -= 1
                 self._changed.notify_all()
 
-    def _where(self, keys: np.ndarray, ready: int) -> np.ndarray:
-        where = self._table.find(keys)
-        # A row that another thread made since may not have its first weights yet.
-        late = np.flatnonzero((where < 0) | (where >= ready))
-        if len(late):
+    def _made(self, keys: np.ndarray) -> np.ndarray:
+        entries, moves = self._table.find(keys), self._table.moves
+        absent = np.flatnonzero(entries == 0)
+        if len(absent):
             with self._changed:
-                self._make_room(len(late))
-                where[late] = self._table.insert(keys[late])
-        return where
+                self._make_room(keys[absent])
+                if self._table.moves != moves:
+                    return self._table.insert(keys)
+                entries[absent] = self._table.insert(keys[absent])
+        return entries
 
-    def _make_room(self, more: int) -> None:
-        """Grow the table if it must, alone; its row numbers stay."""
-        if self._table.room(more):
+    def _make_room(self, keys: np.ndarray) -> None:
+        """Grow the table if it must, alone."""
+        if self._table.room(keys):
             return
         self._training -= 1
         self._growing += 1
         try:
-            self._changed.wait_for(lambda: self._table.room(more) or not self._training)
-            self._table.reserve(more)
+            self._changed.wait_for(lambda: self._table.room(keys) or not self._training)
+            self._table.reserve(keys)
         finally:
             self._growing -= 1
             self._training += 1
@@ -123,11 +119,8 @@ class Fused:
         self._settings = replace(plan_settings(job), mode="async")
         self._table, self._intercept = map(SharedTable, partitions.tables)
         sparse, intercept = (table.spec for table in partitions.tables)
-        parts = {part.name: rule(part) for part in (*sparse.parts, *intercept.parts)}
-        nothing = parts["w"]._replace(width=0)
-        self._rules = (parts["w"], parts.get("v", nothing), parts["intercept"])
-        self._dim = max(sparse.dim - 1, 0)
-        self._width = sparse.width
+        w, v = map(_one_row, sparse.rules())
+        self._rules = w, v, _one_row(intercept.rules()[0])
         self._readers = threading.local()
 
     def walk(
@@ -193,28 +186,38 @@ class Fused:
         intercept = np.full(min(len(order), 1), INTERCEPT_KEY, np.uint64)
         margins = np.empty(len(order), np.float32)
         with (
-            self._table.rows(block.keys[used]) as (where, table),
-            self._intercept.rows(intercept) as (_, bias),
+            self._table.entries(block.keys[used]) as entries,
+            self._intercept.entries(intercept) as bias,
         ):
-            known = np.empty(len(block.keys), np.int64)
-            known[used] = where
+            entry_of = np.empty(len(block.keys), np.int64)
+            entry_of[used] = entries
+            tail_of = np.empty(len(block.keys), np.int64)
+            tail_of[used] = self._tails(entries)
             rows = rows_of(block, starts, order, self._mean)
             window = self._window(block, starts)
+            w, v, b = self._rules
             loss_sum, done = kernels.train_rows(
-                rows, known, table, bias, *self._rules, window, margins
+                rows, entry_of, tail_of, bias.sum(), w, v, b, window, margins
             )
         return Trained(loss_sum, Scores(margins[:done], block.labels[order[:done]]))
 
+    @staticmethod
+    def _tails(entries: np.ndarray) -> np.ndarray:
+        tails = np.empty(len(entries), np.int64)
+        store.tails(entries, tails)
+        return tails
+
     def _window(self, block: Block, starts: np.ndarray) -> kernels.Window:
         longest = int(np.diff(starts).max(initial=0)) + block.dense.shape[1]
-        shape = (kernels.AHEAD + 1, -(-longest // kernels.GROUP) * kernels.GROUP)
+        shape = (kernels.AHEAD + 1, -(-longest // GROUP) * GROUP)
         return kernels.Window(
             np.full(len(block.keys), -1, np.int64),
             np.zeros(shape[0], np.int64),
             np.empty(shape, np.int64),
+            np.empty(shape, np.int64),
             np.empty(shape, np.float32),
-            np.empty(self._dim, np.float32),
-            np.zeros(self._width, np.float32),
+            np.empty(self._rules[1].width, np.float32),
+            np.zeros(4, np.int64),
         )
 
     def _reader(self) -> BatchReader:
@@ -257,20 +260,12 @@ def _chunks(plan: Plan, step: int) -> Iterator[BatchRef]:
         done += chunk.rows
 
 
-def rule(part: Part) -> kernels.Rule:
-    """A part of a table row as the kernels take it, for steps of one row."""
-    o, f = part.optimizer, np.float32
-    states = {
-        "ftrl": (part.state, part.state + part.width),
-        "adagrad": (part.at, part.state),
-        "sgd": (part.at, part.at),
-    }
-    if o.kind not in KINDS:
-        what = f"row at a time there is no optimizer {o.kind}"
+def _one_row(rule: Rule) -> Rule:
+    """A rule for steps of one row: the count rule is a part of its scale."""
+    if rule.kind == optimizers.COUNT:
+        what = "row at a time there is no optimizer count"
         raise ConfigError(what, hint="use sync mode, or a cluster")
-    scale = 1 / (1 + 1 / o.count_scale) if o.count_scale else 1.0
-    reals = (f(o.alpha), f(1 / o.alpha), f(o.beta), f(o.l1), f(o.l2), f(scale))
-    return kernels.Rule(KINDS[o.kind], *reals, part.at, *states[o.kind], part.width)
+    return rule._replace(scale=rule.scale / (1 + rule.crowd), crowd=np.float32(0))
 
 
 def rows_of(block: Block, starts: np.ndarray, order: np.ndarray, mean: bool) -> kernels.Rows:

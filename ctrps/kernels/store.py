@@ -1,0 +1,507 @@
+"""The rows of a table in memory: an index whose entries hold the first part of each row.
+
+An *entry* is 32 bytes: the key, the address of the *tail*, and up to four float32 numbers, the
+*head*: a weight and its optimiser's state. So LR's whole row is in the cache line that finds it.
+The tail holds the rest, FM's factors with their state, from the start of a line on where it is long
+enough, so that k = 8 costs one more line. Tails never move. An entry whose tail is 0 is free; a
+table without tails has 1 there.
+
+Entries stand in 64 *segments* by the top bits of their key's placement, so partitions are ranges of
+segments, and each segment doubles alone: no push waits for the whole table to be moved. Inside a
+segment a key belongs to the line that the low bits name, or else to the next one with room. The
+*directory* int64[SEGMENTS, 2] holds of each segment the address of its first line and the number of
+its lines minus 1.
+
+Every kernel asks for the memory of later keys while it works on the present one. Nothing here
+allocates, and nothing looks whether an address is right: ``ctrps.ps.table`` does both.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from ctrps.kernels.keys import initial, spread
+from ctrps.kernels.optimizers import COUNT, GROUP, step, step_each
+from ctrps.kernels.vectors import (
+    EIGHT,
+    FOUR,
+    ONE,
+    address,
+    fill,
+    load,
+    prefetch,
+    publish,
+    put_whole,
+    seen,
+    store,
+    whole,
+)
+
+SEGMENT_BITS = 6
+SEGMENTS = 1 << SEGMENT_BITS
+LINE = 64
+ENTRY = 32
+HEAD = 4
+"""Place of the head in an entry, in float32 numbers."""
+
+AHEAD = 24
+"""Keys between asking for a line and reading it: more than a processor waits for alone."""
+
+_KEY, _TAIL = 0, 1
+_FAR = -1
+_F1 = np.float32(1)
+_TOP = np.uint64(64 - SEGMENT_BITS)
+
+
+@njit(cache=True, nogil=True)
+def _home(segments, key):
+    """Address of the line that a key belongs to."""
+    h = spread(key)
+    place = segments + 16 * np.int64(h >> _TOP)
+    return whole(place, 0) + LINE * (np.int64(h) & whole(place, 1))
+
+
+@njit(cache=True, nogil=True)
+def _search(segments, key):
+    """Address of the entry of a key, or of the free one that ends the search for it."""
+    h = spread(key)
+    place = segments + 16 * np.int64(h >> _TOP)
+    base, last = whole(place, 0), whole(place, 1)
+    line = np.int64(h) & last
+    while True:
+        for entry in (base + LINE * line, base + LINE * line + ENTRY):
+            if seen(entry, _TAIL) == 0 or whole(entry, _KEY) == np.int64(key):
+                return entry
+        line = (line + 1) & last
+
+
+@njit(cache=True, nogil=True)
+def _near(key, home):
+    """Address of the entry of a key if its home line has it, 0 if it has none, else FAR.
+
+    Written without branches: which entry of a line a key is in cannot be foreseen.
+    """
+    wanted, second = np.int64(key), home + ENTRY
+    tail, tail_2 = seen(home, _TAIL), seen(second, _TAIL)
+    here = (whole(home, _KEY) == wanted) & (tail != 0)
+    there = (whole(second, _KEY) == wanted) & (tail_2 != 0)
+    past = _FAR if tail_2 != 0 else 0
+    entry = home if here else second if there else past
+    prefetch(home + LINE if entry == _FAR else home)
+    return entry
+
+
+@njit(cache=True, nogil=True)
+def _found(segments, key, near):
+    """Address of the entry of a key, 0 if there is none, from what ``_near`` said."""
+    if near != _FAR:
+        return near
+    entry = _search(segments, key)
+    return entry if seen(entry, _TAIL) != 0 else 0
+
+
+@njit(cache=True, nogil=True)
+def _ask(tail, size):
+    """Prefetch a tail of ``size`` bytes."""
+    past = 0
+    while past < size:
+        prefetch(tail + past)
+        past += LINE
+
+
+@njit(cache=True, nogil=True)
+def find(directory, keys, entries_out):
+    """Address of the entry of every key, 0 where there is none.
+
+    Parameters
+    ----------
+    directory : int64[SEGMENTS, 2], read
+    keys : uint64[k], read
+    entries_out : int64[k], written
+    """
+    segments, count = address(directory), keys.shape[0]
+    for asked in range(count + 2 * AHEAD):
+        if asked < count:
+            entries_out[asked] = _home(segments, keys[asked])
+            prefetch(entries_out[asked])
+        i = asked - AHEAD
+        if 0 <= i < count:
+            entries_out[i] = _near(keys[i], entries_out[i])
+        i -= AHEAD
+        if i >= 0:
+            entries_out[i] = _found(segments, keys[i], entries_out[i])
+
+
+@njit(cache=True, nogil=True)
+def tails(entries, tails_out):
+    """Addresses of the tails of some entries.
+
+    Parameters
+    ----------
+    entries : int64[k], read
+        None of them 0.
+    tails_out : int64[k], written
+    """
+    for i in range(entries.shape[0]):
+        tails_out[i] = whole(entries[i], _TAIL)
+
+
+@njit(cache=True, nogil=True)
+def _copy(row, at, out, to, width):
+    """Copy float32 numbers between two addresses."""
+    j = 0
+    while j + 8 <= width:
+        store(load(EIGHT, row, at + j), out, to + j)
+        j += 8
+    if j + 4 <= width:
+        store(load(FOUR, row, at + j), out, to + j)
+        j += 4
+    while j < width:
+        store(load(ONE, row, at + j), out, to + j)
+        j += 1
+
+
+@njit(cache=True, nogil=True)
+def _start(rule, key, seed, row, at, column):
+    """Write the starting weights of a part, columns ``column`` and so on, after an address."""
+    for j in range(rule.width):
+        value = rule.start * initial(seed, key, column + j) if rule.start != 0 else rule.start
+        store(fill(ONE, value), row, at + j)
+
+
+@njit(cache=True, nogil=True)
+def pull(directory, keys, head, tail, make, seed, entries, out):
+    """Weights of every key.
+
+    Parameters
+    ----------
+    directory : int64[SEGMENTS, 2], read
+    keys : uint64[k], read
+    head, tail : Rule
+        Of the parts in the head and in the tail.
+    make : bool
+        An absent key reads as the row that it would start as; otherwise as 0.
+    seed : uint64
+        Of starting weights.
+    entries : int64[k], written
+        As ``find``.
+    out : float32[k, head.width + tail.width], written
+    """
+    segments, count, width = address(directory), keys.shape[0], np.int64(out.shape[1])
+    outs = address(out)
+    for asked in range(count + 2 * AHEAD):
+        if asked < count:
+            entries[asked] = _home(segments, keys[asked])
+            prefetch(entries[asked])
+        i = asked - AHEAD
+        if 0 <= i < count:
+            entry = _near(keys[i], entries[i])
+            entries[i] = entry
+            if tail.width and entry > 0:
+                _ask(whole(entry, _TAIL), 4 * tail.width)
+        i -= AHEAD
+        if i < 0:
+            continue
+        entry, row = _found(segments, keys[i], entries[i]), outs + 4 * width * i
+        entries[i] = entry
+        if entry != 0:
+            if head.width:
+                store(load(ONE, entry, head.at), row, 0)
+            if tail.width:
+                _copy(whole(entry, _TAIL), tail.at, row, head.width, tail.width)
+        elif make:
+            _start(head, keys[i], seed, row, 0, 0)
+            _start(tail, keys[i], seed, row, head.width, head.width)
+        else:
+            for j in range(width):
+                out[i, j] = 0
+
+
+@njit(cache=True, nogil=True)
+def _scaled(rule, tag, gradient, at, count):
+    """The g of a rule for some columns whose gradient lies at ``at`` after an address."""
+    if rule.kind == COUNT:
+        return fill(tag, np.float32(count))
+    return load(tag, gradient, at) * (rule.scale / (_F1 + np.float32(count) * rule.crowd))
+
+
+@njit(cache=True, nogil=True)
+def _columns(rule, row, gradient, at, count):
+    """One step of all columns of a part; its gradient is ``rule.width`` numbers from ``at`` on."""
+    j = 0
+    while j + 8 <= rule.width:
+        step(rule, row, j, EIGHT, _scaled(rule, EIGHT, gradient, at + j, count))
+        j += 8
+    if j + 4 <= rule.width:
+        step(rule, row, j, FOUR, _scaled(rule, FOUR, gradient, at + j, count))
+        j += 4
+    while j < rule.width:
+        step(rule, row, j, ONE, _scaled(rule, ONE, gradient, at + j, count))
+        j += 1
+
+
+class _Group(NamedTuple):
+    """Rows whose heads move together.
+
+    ``at`` int64[GROUP] holds their entries, ``which`` int64[GROUP] their positions, ``g``
+    float32[GROUP] is scratch, and ``idle`` int64[4] an entry that is nobody's.
+    """
+
+    at: np.ndarray
+    which: np.ndarray
+    g: np.ndarray
+    idle: np.ndarray
+
+
+@njit(cache=True, nogil=True)
+def _group():
+    return _Group(
+        np.zeros(GROUP, np.int64),
+        np.zeros(GROUP, np.int64),
+        np.zeros(GROUP, np.float32),
+        np.zeros(4, np.int64),
+    )
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _move_group(group, n, head, tail, given, width, counts, befores):
+    """One step of the first ``n`` rows of a group.
+
+    ``given`` is the address of the gradients, ``width`` the bytes of one; weights before the
+    step are written from the address ``befores`` on, unless that is 0.
+    """
+    at, which, g, idle = group
+    if befores != 0:
+        for j in range(n):
+            before = befores + width * which[j]
+            if head.width:
+                store(load(ONE, at[j], head.at), before, 0)
+            if tail.width:
+                _copy(whole(at[j], _TAIL), tail.at, before, head.width, tail.width)
+    if tail.width:
+        for j in range(n):
+            gradient = given + width * which[j]
+            _columns(tail, whole(at[j], _TAIL), gradient, head.width, counts[which[j]])
+    if head.width:
+        for j in range(n):
+            gradient = given + width * which[j]
+            store(_scaled(head, ONE, gradient, 0, counts[which[j]]), address(g), j)
+        for j in range(n, GROUP):
+            at[j], g[j] = address(idle), 0
+        step_each(head, address(at), EIGHT, load(EIGHT, address(g), 0))
+
+
+@njit(cache=True, nogil=True)
+def push(directory, keys, gradients, counts, head, tail, entries, absent_out, before_out):
+    """One optimiser step of the row of every key that has one.
+
+    Parameters
+    ----------
+    directory : int64[SEGMENTS, 2], read
+    keys : uint64[k], read
+        Distinct.
+    gradients : float32[k, dim], read
+        Sums over the rows of the step; dim = head.width + tail.width.
+    counts : int32[k], read
+        Rows of the step that hold the key.
+    head, tail : Rule
+        Of the parts in the head and in the tail.
+    entries : int64[k], written
+        As ``find``.
+    absent_out : int64[k], first n written
+        Positions of the keys without a row: nothing was done for them.
+    before_out : float32[k, dim] or float32[0, dim], written
+        Weights before the step, if wanted.
+
+    Returns
+    -------
+    int
+        n.
+    """
+    segments, count = address(directory), keys.shape[0]
+    given, width = address(gradients), 4 * np.int64(gradients.shape[1])
+    befores = address(before_out) if before_out.shape[0] > 0 else 0
+    states = 4 * tail.width * (1 + (tail.z != tail.at) + (tail.n != tail.at))
+    group, ready, absent = _group(), 0, 0
+    for asked in range(count + 2 * AHEAD):
+        if asked < count:
+            entries[asked] = _home(segments, keys[asked])
+            prefetch(entries[asked])
+        i = asked - AHEAD
+        if 0 <= i < count:
+            entries[i] = _near(keys[i], entries[i])
+            if tail.width and entries[i] > 0:
+                _ask(whole(entries[i], _TAIL), states)
+        i -= AHEAD
+        if i < 0:
+            continue
+        entries[i] = _found(segments, keys[i], entries[i])
+        if entries[i] == 0:
+            absent_out[absent] = i
+            absent += 1
+            continue
+        group.at[ready], group.which[ready] = entries[i], i
+        ready += 1
+        if ready == GROUP:
+            _move_group(group, ready, head, tail, given, width, counts, befores)
+            ready = 0
+    _move_group(group, ready, head, tail, given, width, counts, befores)
+    return absent
+
+
+@njit(cache=True, nogil=True)
+def step_rows(entries, positions, gradients, counts, head, tail, before_out):
+    """As ``push``, for the keys at some positions, whose entries are known."""
+    given, width = address(gradients), 4 * np.int64(gradients.shape[1])
+    befores = address(before_out) if before_out.shape[0] > 0 else 0
+    group, ready = _group(), 0
+    for i in positions:
+        group.at[ready], group.which[ready] = entries[i], i
+        ready += 1
+        if ready == GROUP:
+            _move_group(group, ready, head, tail, given, width, counts, befores)
+            ready = 0
+    _move_group(group, ready, head, tail, given, width, counts, befores)
+
+
+@njit(cache=True, nogil=True)
+def count_segments(keys, out):
+    """How many of the keys belong to each segment.
+
+    Parameters
+    ----------
+    keys : uint64[k], read
+    out : int64[SEGMENTS], written
+    """
+    out[:] = 0
+    for i in range(keys.shape[0]):
+        out[np.int64(spread(keys[i]) >> _TOP)] += 1
+
+
+@njit(cache=True, nogil=True)
+def insert(directory, used, keys, positions, tails, head, tail, seed, entries):
+    """Make the rows of some keys, at their starting weights; their state is 0.
+
+    Parameters
+    ----------
+    directory : int64[SEGMENTS, 2], read
+        The caller guarantees room: a segment without a free entry is searched for ever.
+    used : int64[SEGMENTS], read and written
+        Entries in use of each segment.
+    keys : uint64[k], read
+        May repeat.
+    positions : int64[n], read
+        Which of them to insert; some may have a row already.
+    tails : int64[n], read
+        Addresses for new rows, all zero there (1 in a table without tails). The first ones are
+        taken.
+    head, tail : Rule
+    seed : uint64
+    entries : int64[k], written at ``positions``
+        As ``find``.
+
+    Returns
+    -------
+    int
+        How many were new.
+    """
+    segments, new = address(directory), 0
+    for i in positions:
+        key = keys[i]
+        entry = _search(segments, key)
+        entries[i] = entry
+        if seen(entry, _TAIL) == 0:
+            _start(head, key, seed, entry, head.at, 0)
+            if tail.width:
+                _start(tail, key, seed, tails[new], tail.at, head.width)
+            put_whole(entry, _KEY, np.int64(key))
+            publish(entry, _TAIL, tails[new])
+            used[np.int64(spread(key) >> _TOP)] += 1
+            new += 1
+    return new
+
+
+@njit(cache=True, nogil=True)
+def move(base, lines, directory):
+    """Copy all entries of a segment to the place where the directory has it now.
+
+    Parameters
+    ----------
+    base : int64
+        Where the segment was.
+    lines : int
+        Its lines there.
+    directory : int64[SEGMENTS, 2], read
+        The new place is empty and has room.
+    """
+    segments = address(directory)
+    for old in range(base, base + lines * LINE, ENTRY):
+        if whole(old, _TAIL) != 0:
+            entry = _search(segments, np.uint64(whole(old, _KEY)))
+            for word in range(ENTRY // 8):
+                put_whole(entry, word, whole(old, word))
+
+
+@njit(cache=True, nogil=True)
+def held(base, lines, keys_out, entries_out):
+    """Keys and entries of a segment, in the order of its lines.
+
+    Parameters
+    ----------
+    base, lines : int
+        The segment.
+    keys_out : uint64[n], written
+        n entries are in use.
+    entries_out : int64[n], written
+    """
+    n = 0
+    for entry in range(base, base + lines * LINE, ENTRY):
+        if whole(entry, _TAIL) != 0:
+            keys_out[n] = np.uint64(whole(entry, _KEY))
+            entries_out[n] = entry
+            n += 1
+
+
+@njit(cache=True, nogil=True)
+def read_rows(entries, head, tail, rows_out):
+    """Whole rows as they are saved: all weights, the state of the head, the state of the tail.
+
+    Parameters
+    ----------
+    entries : int64[n], read
+    head, tail : Rule
+    rows_out : float32[n, width], written
+    """
+    width, outs = np.int64(rows_out.shape[1]), address(rows_out)
+    for i in range(entries.shape[0]):
+        _exchange(entries[i], head, tail, outs + 4 * width * i, width, True)
+
+
+@njit(cache=True, nogil=True)
+def write_rows(entries, head, tail, rows):
+    """The reverse of ``read_rows``: ``rows`` float32[n, width] is read."""
+    width, given = np.int64(rows.shape[1]), address(rows)
+    for i in range(entries.shape[0]):
+        _exchange(entries[i], head, tail, given + 4 * width * i, width, False)
+
+
+@njit(cache=True, nogil=True)
+def _exchange(entry, head, tail, row, width, out):
+    h, m = np.int64(head.width), np.int64(tail.width)
+    state = np.int64((head.z != head.at) + (head.n != head.at)) * h
+    column = h + m
+    behind = whole(entry, _TAIL)
+    _between(entry, HEAD, row, 0, h, out)
+    _between(entry, HEAD + h, row, column, state, out)
+    if m:
+        _between(behind, 0, row, h, m, out)
+        _between(behind, m, row, column + state, width - column - state, out)
+
+
+@njit(cache=True, nogil=True)
+def _between(a, at, b, to, width, forth):
+    if forth:
+        _copy(a, at, b, to, width)
+    else:
+        _copy(b, to, a, at, width)
