@@ -1,8 +1,8 @@
 """How good the models are: test AUC and log loss against stated goals, by the real commands.
 
-Makes libsvm files of MovieLens and a9a in a folder of its own, runs ``ctrps train`` and ``ctrps
-launch`` on them with the jobs beside this file, and on Criteo-like rows with no job at all. Speed
-is shown as an indication only. It generates no data: the sets are arguments.
+Makes libsvm files of MovieLens in a folder of its own, takes a9a as it is, runs ``ctrps train`` and
+``ctrps launch`` on them with the jobs beside this file, and on Criteo-like rows with no job at all.
+Speed is shown as an indication only. It generates no data: the sets are arguments.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -111,21 +111,17 @@ class Rows:
         return cls(*(folder / f"{part}.svm" for part in ("train", "test", "fit", "validation")))
 
 
-def write_parts(folder: Path, train: list[str], test: list[str]) -> Rows:
-    """Write libsvm lines; a random tenth of the training lines is the validation part."""
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = Rows.under(folder)
+def write_choice(rows: Rows, train: list[str]) -> None:
+    """Write a random tenth of the training lines as the validation part, the others to fit."""
     chosen = np.zeros(len(train), bool)
     order = np.random.default_rng(SPLIT_SEED).permutation(len(train))
     chosen[order[: len(train) // 10]] = True
-    write_lines(rows.train, train)
-    write_lines(rows.test, test)
     write_lines(rows.fit, itertools.compress(train, ~chosen))
     write_lines(rows.validation, itertools.compress(train, chosen))
-    return rows
 
 
 def write_lines(path: Path, lines: Iterator[str] | list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in lines), encoding="ascii")
 
 
@@ -151,19 +147,20 @@ def prepare_movielens(source: Path, folder: Path) -> Rows:
             lines.append(" ".join([str(label), *(f"{i}:{x:.7g}" for i, x in sorted(terms))]))
     order = np.random.default_rng(SPLIT_SEED).permutation(len(lines))
     cut = int(0.8 * len(lines))
-    return write_parts(folder, [lines[i] for i in order[:cut]], [lines[i] for i in order[cut:]])
+    rows, train = Rows.under(folder), [lines[i] for i in order[:cut]]
+    write_lines(rows.train, train)
+    write_lines(rows.test, [lines[i] for i in order[cut:]])
+    write_choice(rows, train)
+    return rows
 
 
 def prepare_a9a(source: Path, folder: Path) -> Rows:
-    """The official split: training rows with indices from 1, test rows ``label i j …`` from 0."""
-    with gzip.open(source / "a9a_123d_train.libsvm.gz", "rt", encoding="ascii") as file:
-        train = [line.strip() for line in file if line.strip()]
-    test = []
-    for line in (source / "a9a_123d_test.dummy").read_text(encoding="ascii").splitlines():
-        if line.strip():
-            label, *indices = line.split()
-            test.append(" ".join([label, *(f"{int(i) + 1}:1" for i in indices)]))
-    return write_parts(folder, train, test)
+    """The official split as it is: the job knows that only the test rows count from 0."""
+    train, test = source / "a9a_123d_train.libsvm.gz", source / "a9a_123d_test.dummy"
+    rows = replace(Rows.under(folder), train=train, test=test)
+    with gzip.open(train, "rt", encoding="ascii") as file:
+        write_choice(rows, file.read().splitlines())
+    return rows
 
 
 def prepare(data: str, options: argparse.Namespace, out: Path) -> Rows:

@@ -11,6 +11,7 @@ import glob
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -31,8 +32,10 @@ from ctrps.configfile import (
     unquote,
     yaml_text,
 )
-from ctrps.errors import LocalProtocolError
+from ctrps.errors import ConfigError, CtrpsWarning, LocalProtocolError
+from ctrps.psdnn import translated
 from ctrps.sections import (
+    TRAINED,
     ClusterSection,
     DataSection,
     FeaturesSection,
@@ -112,6 +115,16 @@ class JobConfig(Section):
     def origins(self) -> dict[str, str]:
         """Dotted key -> ``job.yaml:12``, ``CTRPS_TRAIN__LANES``, ``--set`` or ``default``."""
         return {key: self._origins.get(key, "default") for key in SETTINGS}
+
+    def check_trained(self) -> None:
+        """Raise ConfigError for a kind of model that can be shown only."""
+        kind = self.model.kind
+        if kind not in TRAINED:
+            raise ConfigError(
+                f"this version trains {' and '.join(TRAINED)}, not {kind}",
+                where=self.origins["model.kind"],
+                hint="to train the same job as a factorization machine, add --set model.kind=fm",
+            )
 
     def optimizer_for(self, part: str) -> OptimizerBlock:
         """The block of ``w``, ``v`` or ``intercept``, which learns like w without penalties."""
@@ -202,7 +215,7 @@ VARIABLES = {"CTRPS_" + key.upper().replace(".", "__"): key for key in STATED}
 
 # Values that other versions know, with the key they belong to.
 _LATER = {
-    "model.kind": ("fnn", "dssm", "deepfm", "module"),
+    "model.kind": ("deepfm", "module"),
     "optimizer.kind": ("momentum", "nesterov", "adam"),
     "train.consistency": ("semi",),
     "data.format": ("parquet",),
@@ -239,13 +252,18 @@ def load_job(path: Path | None, overrides: Sequence[str], environ: Mapping[str, 
     ------
     ConfigError
         With everything that is wrong, each with its place.
+
+    Warns
+    -----
+    CtrpsWarning
+        Keys of a job file of ps-dnn have no effect, or not the same.
     """
     here = Path.cwd()
     in_file, problems = read_file(path, SECTIONS) if path else ([], [])
-    _refuse_networks(in_file)
     in_environ = read_environment(environ, VARIABLES, here)
     on_line, more = read_overrides(overrides, here)
-    problems += more + _unknown_variables(environ) + _unknown_settings(in_file)
+    in_file, wrong, note = translated(in_file, [*in_environ, *on_line])
+    problems += wrong + more + _unknown_variables(environ) + _unknown_settings(in_file)
     problems += _unknown_settings(on_line)
     stated = _merge([in_file, in_environ, on_line])
     values, more = _values(stated, here)
@@ -258,6 +276,8 @@ def load_job(path: Path | None, overrides: Sequence[str], environ: Mapping[str, 
         problems += [_refused(detail, stated) for detail in error.errors()]
     if problems or job is None:
         raise as_error(problems)
+    if note:
+        warnings.warn(note, CtrpsWarning, stacklevel=2)
     job._origins = {key: setting.at.origin for key, setting in stated.items()}
     return job
 
@@ -390,14 +410,6 @@ def nearest(key: str) -> str | None:
     return None
 
 
-def _refuse_networks(settings: list[Setting]) -> None:
-    """Job files of the older system name a network in ``[net]``: one error instead of dozens."""
-    for setting in settings:
-        if setting.key == "net.model" and setting.value not in ("lr", "fm"):
-            what = f"model kind {setting.value} is not available in this version; use lr or fm"
-            raise as_error([Problem(setting.value_at, what)])
-
-
 def _unknown_variables(environ: Mapping[str, str]) -> list[Problem]:
     found = []
     names = {key: name for name, key in VARIABLES.items()}
@@ -476,7 +488,8 @@ def _reason(detail: Any, key: str) -> str:
         return f": must {_LIMITS[kind].format(**context)}, found {found}"
     if kind == "literal_error":
         later = _LATER.get(key.replace(".w.", ".").replace(".v.", "."), ())
-        choices = " or ".join(get_args(SETTINGS[key].annotation))
+        possible = TRAINED if key == "model.kind" else get_args(SETTINGS[key].annotation)
+        choices = " or ".join(possible)
         if value in later:
             return f": {value} is not available in this version; use {choices}"
         return f": expected {choices}, found {found}"

@@ -12,6 +12,8 @@
       RunFailed            whoever the cause names                     as the cause says
       Stopped              nobody: the run was asked to stop           exit 75, 130 or 143
 
+    CtrpsWarning           the user: what was asked for may not be what was meant
+
 Only ``ctrps.cli`` and its parts print an error or end the process.
 """
 
@@ -99,3 +101,7 @@ class Stopped(CtrpsError):
     def __init__(self, what: str, *, exit_status: int, hint: str | None = None):
         super().__init__(what, hint=hint)
         self.exit_status = exit_status
+
+
+class CtrpsWarning(UserWarning):
+    """Something that is no error, but that a person should look at: what, where and what to do."""

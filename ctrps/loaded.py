@@ -85,7 +85,7 @@ class LoadedModel:
 
     def unknown(self, batch: Minibatch) -> int:
         """How many of the entries of ``batch`` have a key that the model does not hold."""
-        absent = self.partitions.tables[0].find(batch.keys) < 0
+        absent = self.partitions.tables[0].find(batch.keys) == 0
         return int(batch.counts[absent].sum())
 
 
@@ -97,6 +97,7 @@ def _text_settings(found: dict[str, Any], schema: Schema) -> TextSettings:
         missing=tuple(found["missing"]),
         columns=tuple(found.get("columns", ())),
         numeric=schema.dense,
+        zero_based=tuple(found.get("zero_based", ())),
     )
 
 

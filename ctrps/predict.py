@@ -32,6 +32,7 @@ from ctrps.data.textout import new_file
 from ctrps.errors import DataError
 from ctrps.kernels import losses, metrics
 from ctrps.loaded import LoadedModel
+from ctrps.sections import INDEXED
 
 ROWS = 4096
 """Rows scored at a time. It bounds memory; a row's score does not depend on its neighbours."""
@@ -163,6 +164,7 @@ class Predictions:
             with self._open(path, self._bad) as source:
                 for block in _blocks(source):
                     self._check_ids(block, source.name)
+                    self._mind_zero(block, source)
                     for scores in self._score(block):
                         self._check_labels(scores.labels, source, self.rows - rows)
                         self.rows += len(scores.margins)
@@ -191,6 +193,13 @@ class Predictions:
             names = (name, self._with_ids[1]) if with_ids else (self._with_ids[1], name)
             what = "{} has ids of its rows and {} has none".format(*names)
             raise DataError(what, hint="score them one by one")
+
+    def _mind_zero(self, block: Block, source: RowSource) -> None:
+        """A model that never saw index 0 was perhaps trained on files that count from 1."""
+        if source.format not in INDEXED or (block.keys != 0).all():
+            return
+        if self._loaded.partitions.tables[0].find(np.zeros(1, np.uint64))[0] < 0:
+            self._note(source.name, "unlike training, it counts from 0", ["see data.zero_based"])
 
     def _check_labels(self, labels: np.ndarray, source: RowSource, before: int) -> None:
         """Refuse rows without a label where there must be one; ``before``: rows before these.

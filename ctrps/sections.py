@@ -22,6 +22,12 @@ from ctrps.errors import ConfigError
 # Smallest normal float32. Rates below it would be 0 or have lost most of their digits.
 FLOAT32_TINY = 2.0**-126
 
+TRAINED = ("lr", "fm")
+"""Kinds of model that this version trains."""
+
+INDEXED = ("libsvm", "libffm", "dummy")
+"""Formats whose keys are indices: whole numbers that somebody counted from 0 or from 1."""
+
 
 def parse_address(text: str) -> tuple[str, int]:
     """Split ``HOST:PORT``; port 0 means that the system chooses one.
@@ -105,6 +111,11 @@ class SampleSection(Section):
         default=0.0,
         description="Share of raw rows that may be unreadable before `extract` gives up.",
     )
+    memory_mb: int = Field(
+        default=2048,
+        ge=256,
+        description="Memory that joining tables and windows may take, whatever the tables' size.",
+    )
 
 
 class FeaturesSection(Section):
@@ -142,6 +153,7 @@ class DataSection(Section):
         "libsvm",
         "libffm",
         "vw",
+        "dummy",
         "slots",
         "signs",
         "criteo",
@@ -149,7 +161,8 @@ class DataSection(Section):
         "tsv",
         "jsonl",
     ] = Field(
-        default="auto", description="Format of these files; auto goes by first line and name."
+        default="auto",
+        description="Format of these files; auto goes by the first lines and name of each.",
     )
     columns: tuple[str, ...] = Field(
         default=(),
@@ -171,13 +184,28 @@ class DataSection(Section):
     missing: tuple[str, ...] = Field(
         default=("",), description="Texts that stand for a missing value (tables)."
     )
+    zero_based: tuple[str, ...] = Field(
+        default=(),
+        description="Formats, of `libsvm`, `libffm` and `dummy`, whose files count indices from 0: "
+        "1 is added to each.",
+    )
+
+    @field_validator("zero_based")
+    @classmethod
+    def _are_indexed(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for form in value:
+            if form not in INDEXED:
+                raise ValueError(f"expected some of {', '.join(INDEXED)}, found {form!r}")
+        return value
 
 
 class ModelSection(Section):
     """What is learned."""
 
-    kind: Literal["lr", "fm"] = Field(
-        default="lr", description="Logistic regression or factorization machine."
+    kind: Literal["lr", "fm", "fnn", "dssm"] = Field(
+        default="lr",
+        description="Logistic regression or factorization machine; the networks of older job files "
+        "are read, but not trained by this version.",
     )
     dim: int = Field(default=8, ge=1, le=1024, description="Length of a key's vector v (fm).")
     init_scale: float = Field(

@@ -182,7 +182,7 @@ def test_all_errors_at_once_like_a_compiler(write):
             "train: {consistency: semi}",
             "semi is not available in this version; use sync or ssp or async",
         ),
-        ("model: {kind: dssm}", "dssm is not available in this version; use lr or fm"),
+        ("model: {kind: deepfm}", "deepfm is not available in this version; use lr or fm"),
         ("optimizer: {v: {kind: adam}}", "optimizer.v.kind: adam is not available in this version"),
         (
             "train: {consistency: fast}",
@@ -279,15 +279,6 @@ def test_ini_comments_and_quotes(write):
     text = '[data]\nlabel = a#b;c # comment\nignore = "x # y", z ; comment\nid = "p ; q"\n'
     job = load_job(write(text, "job.ini"), [], {})
     assert (job.data.label, job.data.ignore, job.data.id) == ("a#b;c", ("x # y", "z"), "p ; q")
-
-
-def test_networks_of_the_older_system_get_one_clear_error(write):
-    text = "[sparse_dict]\nemb_dim=16\n[net]\nlayers=fc:64,relu:-1\nmodel=fnn\n[train]\nepoch=1\n"
-    path = write(text, "fnn.ini")
-    first, *rest = refused(path).splitlines()
-    expected = "model kind fnn is not available in this version; use lr or fm"
-    assert first == f"{path}:5:7: {expected}"
-    assert len(rest) == 2
 
 
 def test_files_that_are_no_job_files(tmp_path, write):

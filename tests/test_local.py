@@ -130,6 +130,103 @@ def test_a_run_goes_on_inside_a_pass_with_the_same_plan_only(data, tmp_path, val
         trained(job(data, tmp_path / "run", **values))
 
 
+# -- early stopping -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def overfitting(tmp_path_factory):
+    """A job that gets better for some passes and then worse, and what it ends with."""
+    folder = tmp_path_factory.mktemp("overfitting")
+    values = {
+        "data_train": write_rows(folder / "train.libsvm", 400, seed=1),
+        "data_test": write_rows(folder / "test.libsvm", 400, seed=2),
+        "train_batch_rows": 16,
+        "train_passes": 40,
+        "train_patience": 2,
+        "optimizer_alpha": 0.3,
+    }
+    whole = trained(job(values, folder / "whole"))
+    figures = [
+        line["test"]["logloss"]
+        for line in read_lines(folder / "whole" / "metrics.jsonl")
+        if line["phase"] == "evaluate"
+    ]
+    best = figures.index(min(figures))
+    assert 0 < best == len(figures) - 3
+    assert (whole["stopped_early"], whole["passes"]) == (True, best + 3)
+    return values, whole, best
+
+
+def ending(summary: dict[str, Any]) -> tuple[object, ...]:
+    names = ("model_digest", "test", "passes", "stopped_early")
+    return tuple(summary[name] for name in names)
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+@pytest.mark.parametrize("when", ["at the last step", "while it is scored"])
+def test_a_run_that_goes_on_knows_its_best_figure(overfitting, tmp_path, monkeypatch, after, when):
+    """Stopped in a pass after the best one, or between such a pass and its figures."""
+    values, whole, best = overfitting
+    overrides = job(values, tmp_path / "run")
+    scored = []
+
+    def interrupt(figures: dict[str, Any]) -> None:
+        if figures["pass"] == best + after and figures["step"] == figures["steps"]:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def report(*arguments: object) -> dict[str, object]:
+        scored.append(arguments)
+        if len(scored) == best + after:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return test_report(*arguments)
+
+    if when == "while it is scored":
+        test_report = local.test_report
+        monkeypatch.setattr(local, "test_report", report)
+    with pytest.raises(Stopped):
+        local.train(load_job(None, overrides, {}), False, interrupt)
+    manifest = checkpoint.read_manifest(tmp_path / "run" / "model")
+    assert (manifest.pass_, manifest.border) == (best + after, when == "at the last step")
+    assert ending(trained(overrides)) == ending(whole)
+
+
+def crashing(monkeypatch, name: str, call: int) -> None:
+    """End the process, as it were, at a call of a function of ``checkpoint``."""
+    function, calls = getattr(checkpoint, name), []
+
+    def crash(*arguments: object) -> object:
+        calls.append(arguments)
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return function(*arguments)
+
+    monkeypatch.setattr(checkpoint, name, crash)
+
+
+def test_a_crash_before_the_best_model_was_kept_loses_nothing(overfitting, tmp_path, monkeypatch):
+    values, whole, best = overfitting
+    overrides = job(values, tmp_path / "run")
+    with monkeypatch.context() as patch:
+        crashing(patch, "keep_best", best + 1)
+        with pytest.raises(KeyboardInterrupt):
+            trained(overrides)
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"phase": "eval')  # broken off
+    assert ending(trained(overrides)) == ending(whole)
+
+
+def test_a_crash_after_the_decision_to_stop_trains_no_more(overfitting, tmp_path, monkeypatch):
+    values, whole, _ = overfitting
+    overrides = job(values, tmp_path / "run")
+    with monkeypatch.context() as patch:
+        crashing(patch, "restore_best", 1)
+        with pytest.raises(KeyboardInterrupt):
+            trained(overrides)
+    again = trained(overrides)
+    assert ending(again) == ending(whole)
+    assert again["rows"] == 0
+
+
 # -- data ---------------------------------------------------------------------------------------
 
 

@@ -11,10 +11,12 @@ from sklearn.metrics import roc_auc_score
 from benchmarks import quality
 from ctrps import models
 from ctrps.config import load_job
+from ctrps.data.badrows import BadRows
 from ctrps.data.batches import BlockBatches
 from ctrps.data.convert import to_shards
-from ctrps.data.formats import TextSettings
-from ctrps.data.shards import Shard
+from ctrps.data.formats import TextSettings, read_rows
+from ctrps.data.shards import Shard, joined
+from ctrps.runtime.inputs import text_settings
 from ctrps.runtime.local import train
 
 FEATURES = 123
@@ -176,10 +178,13 @@ def read(*paths):
 
 def test_a9a_has_the_same_columns_in_both_parts(shared, tmp_path):
     rows = quality.prepare_a9a(shared / "data" / "a9a", tmp_path)
-    (x, y), (test_x, test_y) = read(rows.train, rows.test)
-    assert (len(y), len(test_y)) == (32_561, 16_281)
-    assert [np.mean(y > 0), np.mean(test_y > 0)] == pytest.approx([0.2408, 0.2362], abs=5e-5)
-    means = [np.asarray(part.mean(axis=0)).ravel() for part in (x, test_x)]
+    how = text_settings(load_job(quality.JOBS / "a9a_lr.yaml", [], {}))
+    train, test = (joined([*read_rows(p, how, BadRows())]) for p in (rows.train, rows.test))
+    assert (train.rows, test.rows) == (32_561, 16_281)
+    clicks = [part.labels.mean() for part in (train, test)]
+    assert clicks == pytest.approx([0.2408, 0.2362], abs=5e-5)
+    counts = [np.bincount(part.keys.astype(int), minlength=FEATURES + 1) for part in (train, test)]
+    means = [counts[0] / train.rows, counts[1] / test.rows]
     assert [len(m) for m in means] == [FEATURES + 1] * 2
     assert np.corrcoef(means)[0, 1] > 0.9995
 
@@ -197,11 +202,11 @@ def test_movielens_rows_hold_user_movie_and_weighted_genres(shared, tmp_path):
 
 def test_validation_rows_are_training_rows_left_out_of_the_fit(tmp_path):
     train = [f"{i % 2} {i}:1" for i in range(105)]
-    rows = quality.write_parts(tmp_path, train, ["0 1:1"])
+    rows = quality.Rows.under(tmp_path / "set")
+    quality.write_choice(rows, train)
     fit, validation = (p.read_text().splitlines() for p in (rows.fit, rows.validation))
     assert len(validation) == 10
     assert sorted(fit + validation) == sorted(train)
-    assert rows.train.read_text().splitlines() == train
 
 
 @pytest.mark.parametrize("case", [c for c in quality.CASES if c.job], ids=str)

@@ -13,7 +13,9 @@ from ctrps.data.reading import TextSettings
 from ctrps.data.rewrite import rewrite
 from ctrps.data.rows import joined
 from ctrps.data.shards import Shard
+from ctrps.errors import CtrpsWarning
 from ctrps.kernels.keys import key_of
+from tests.procs import trained
 
 UNNAMED = tuple(f"column {number}" for number in range(5, 9))
 BUY = ("id", "click", "buy")
@@ -21,6 +23,7 @@ BUY = ("id", "click", "buy")
 # File, settings, format, rows, clicks or None, slots, keys.
 FILES = [
     ("a9a/a9a_123d_train.libsvm.gz", {}, "libsvm", 32_561, 7_841, 1, 451_592),
+    ("a9a/a9a_123d_test.dummy", {}, "dummy", 16_281, 3_846, 1, 225_731),
     ("adult/adult.data.gz", {"label": "Y", "labels": "none"}, "csv", 32_561, None, 14, None),
     ("adult/adult.test.gz", {"label": "Y", "labels": "none"}, "csv", 16_281, None, 14, None),
     ("avazu_tiny/avazu_sample.txt", {"label": "click", "id": "id"}, "csv", 100, 20, 22, None),
@@ -100,6 +103,23 @@ def test_a_file_of_rows_reads_without_loss(shared, case):
         assert int(found.labels.sum()) == clicks
     assert len(found.keys) == (rows * slots if keys is None else keys)
     assert (found.ids is not None) == ("id" in how)
+
+
+def test_one_job_trains_on_libsvm_from_1_and_tests_on_dummy_from_0(shared, tmp_path):
+    folder = shared / "data" / "a9a"
+    job = [
+        f"data.train={folder}/a9a_123d_train.libsvm.gz",
+        f"data.test={folder}/a9a_123d_test.dummy",
+        f"output.dir={tmp_path}/run",
+        "optimizer.alpha=0.3",
+        "optimizer.l2=64",
+        "train.passes=10",
+    ]
+    report = trained([*job, "data.zero_based=dummy"])["test"]
+    assert report["auc"] == pytest.approx(0.902, abs=0.001)
+    assert report["logloss"] == pytest.approx(0.3244, abs=0.002)
+    with pytest.warns(CtrpsWarning, match=r"a9a_123d_test.dummy seems to count .* from 0"):
+        assert trained(job, overwrite=True)["test"]["auc"] < 0.55
 
 
 def text_of(path):

@@ -18,12 +18,14 @@ from pathlib import Path
 from ctrps.data.badrows import BadRows, read_aside
 from ctrps.data.detect import detect
 from ctrps.data.formats import RowSource, open_rows
+from ctrps.data.indices import IndexRange
 from ctrps.data.reading import TextSettings
 from ctrps.data.shards import Shard, ShardWriter
 from ctrps.data.streams import STDIN, most_bytes, stdin_is_empty
 from ctrps.errors import DataError
+from ctrps.sections import INDEXED
 
-VERSION = 1
+VERSION = 2
 """Counts up when the same text would give another shard than before."""
 
 Progress = Callable[[Path, int, int, int], None]
@@ -193,6 +195,7 @@ class _Conversion:
 
     def _write(self, path: Path, settings: TextSettings, target: Path) -> None:
         before, count = self._bad.count, 0
+        seen = IndexRange()
         with open_rows(path, settings, self._bad) as source:
             told = {"format": source.format, "why": source.why}
             meta = {"source": str(path), **told, "rejected": 0}
@@ -201,8 +204,10 @@ class _Conversion:
                     writer.extend(source.schema)
                     writer.add(rows)
                     count += rows.rows
+                    if source.format in INDEXED:
+                        seen.add(rows.keys)
                     self._report(source, count)
-                writer.meta["rejected"] = self._bad.count - before
+                writer.meta |= {"rejected": self._bad.count - before, **seen.as_meta()}
 
     def _report(self, source: RowSource, rows: int) -> None:
         file = source.file

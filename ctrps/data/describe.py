@@ -12,9 +12,11 @@ import numpy as np
 
 from ctrps.data.badrows import BadRows, escaped
 from ctrps.data.formats import open_rows
+from ctrps.data.indices import IndexRange
 from ctrps.data.reading import TextSettings
 from ctrps.data.rows import Rows, Schema
 from ctrps.kernels.keys import index_build, index_capacity, index_insert, index_new, key_of
+from ctrps.sections import INDEXED
 
 HEAD_BYTES = 1 << 16
 """Text read at a time to look at a few rows."""
@@ -193,7 +195,8 @@ def stats(paths: Sequence[Path], settings: TextSettings) -> dict[str, Any]:
         ``rows``, ``labelled``, ``clicks``, ``ctr``; ``keys_per_row`` (dense numbers that are not 0
         count as keys); for each of the ``slots`` its ``distinct_keys``, ``keys`` and the share of
         rows in which it is ``missing``: without a key, or with that of the empty value; for the
-        ``numbers`` their range and mean; ``rejected`` rows; ``files``: path, format, why, rows.
+        ``numbers`` their range and mean; ``indices``: the ``least`` and the ``greatest`` of libsvm,
+        libffm and dummy files; ``rejected`` rows; ``files``: path, format, why, rows.
 
     Raises
     ------
@@ -201,12 +204,16 @@ def stats(paths: Sequence[Path], settings: TextSettings) -> dict[str, Any]:
         For what cannot be read, and too many bad rows.
     """
     bad, total, files = BadRows(settings.max_bad), Stats(), []
+    indices = IndexRange()
     for path in paths:
         before = total.rows
         with open_rows(path, settings, bad) as source:
             for rows in source.rows:
                 total.add(rows, source.schema)
+                if source.format in INDEXED:
+                    indices.add(rows.keys)
             about = {"path": str(path), "format": source.format, "why": source.why}
             files.append(about | {"rows": total.rows - before})
     bad.finish(total.rows + bad.count)
-    return total.figures() | {"rejected": bad.count, "files": files}
+    found = {"indices": indices.as_meta(), "rejected": bad.count, "files": files}
+    return total.figures() | found

@@ -1,4 +1,4 @@
-"""Which format a file has: told by its first line, or by its name where that cannot tell."""
+"""Which format a file has: told by its first lines, or by its name where they cannot tell."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ SUFFIXES = {
     ".libffm": "libffm",
     ".ffm": "libffm",
     ".vw": "vw",
+    ".dummy": "dummy",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".csv": "csv",
@@ -34,6 +35,10 @@ _TRIPLE = re.compile(rb"[0-9]+:[0-9]+:[^\s:,]+")
 _NUMBER = rb"[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?"
 # What VW allows in front of the first bar: label, importance, base and tag, or a quoted tag alone.
 _VW = re.compile(rb"(?:(?:%b[ \t]+){1,3}'?[^ \t|,]*|(?:'[^ \t|]*[ \t]*)?)\|" % _NUMBER)
+_SIGN = re.compile(rb"[-+]?[01]")
+
+LINES = 20
+"""Lines that must look like rows of indices alone: one could be the numbers of a table."""
 
 
 class Detected(NamedTuple):
@@ -68,6 +73,8 @@ def detect_open(file: TextFile) -> Detected:
     first = file.first_line()
     named, suffix = _by_name(file.path)
     found = _pairs(first) or (None if named in PAIRS else _table(first))
+    if not found and named in (None, "libsvm", "dummy"):
+        found = _indices(file, first)
     if found:
         return found
     if named:
@@ -105,6 +112,24 @@ def _pairs(first: bytes) -> Detected | None:
     if _VW.match(first.lstrip()):
         return Detected("vw", "its first line has a bar behind the label")
     return None
+
+
+def _indices(file: TextFile, first: bytes) -> Detected | None:
+    whole = file.buffer[: 1 << 16].tobytes().rpartition(b"\n")[0]
+    lines = [line for line in whole.split(b"\n") if line.strip()] or [first]
+    counts = [_count_indices(line) for line in lines[:LINES]]
+    if min(counts) < 0 or max(counts) < 2:
+        return None
+    return Detected("dummy", "its first lines hold a label and indices in ascending order")
+
+
+def _count_indices(line: bytes) -> int:
+    """Ascending whole numbers behind a label, all between blanks; -1 where there is more."""
+    label, *tokens = line.split() or [b""]
+    if b"\t" in line or not _SIGN.fullmatch(label) or not all(t.isdigit() for t in tokens):
+        return -1
+    indices = [int(token) for token in tokens]
+    return len(indices) if indices == sorted({*indices}) else -1
 
 
 def _table(first: bytes) -> Detected | None:

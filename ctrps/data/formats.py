@@ -2,7 +2,7 @@
 
 ``open_rows`` tells the format of a file and gives its rows in their order; what cannot be read is
 reported to ``BadRows``. What each format looks like is the business of its reader: ``keyvalues``
-(libsvm, libffm, VW, slots), ``columns`` (csv, tsv, Criteo) and ``jsonlines``.
+(libsvm, dummy, libffm, VW, slots), ``columns`` (csv, tsv, Criteo) and ``jsonlines``.
 
 Turning files into shards, once, is ``convert``'s business; extraction of features from raw logs
 is another reader (``extract``).
@@ -20,7 +20,14 @@ from ctrps.data.badrows import BadRows
 from ctrps.data.columns import Fit, TableReader
 from ctrps.data.detect import detect_open
 from ctrps.data.jsonlines import JsonReader
-from ctrps.data.keyvalues import LIBSVM, LibffmReader, LibsvmReader, SlotReader, VwReader
+from ctrps.data.keyvalues import (
+    LIBSVM,
+    DummyReader,
+    LibffmReader,
+    LibsvmReader,
+    SlotReader,
+    VwReader,
+)
 from ctrps.data.reading import Reader, TextSettings
 from ctrps.data.rows import Rows, Schema
 from ctrps.data.shards import Shard
@@ -33,6 +40,7 @@ _PAIR_READERS: dict[str, _PairReader] = {
     "libsvm": LibsvmReader,
     "libffm": LibffmReader,
     "vw": VwReader,
+    "dummy": DummyReader,
     "slots": SlotReader,
     "signs": SlotReader,
 }
@@ -86,7 +94,7 @@ def open_rows(
     path: Path,
     settings: TextSettings,
     bad: BadRows,
-    chunk_bytes: int = 8 << 20,
+    chunk_bytes: int = 1 << 20,
     fit: Fit | None = None,
 ) -> RowSource:
     """Open a file of examples: tell its format, read a header, but no row yet.
@@ -148,7 +156,7 @@ def _open_shard(path: Path, why: str) -> RowSource:
 
 
 def read_rows(
-    path: Path, settings: TextSettings, bad: BadRows, chunk_bytes: int = 8 << 20
+    path: Path, settings: TextSettings, bad: BadRows, chunk_bytes: int = 1 << 20
 ) -> Iterator[Rows]:
     """Rows of one file in their order; see ``open_rows``."""
     with open_rows(path, settings, bad, chunk_bytes) as source:
@@ -167,4 +175,4 @@ def fits(form: str, schema: Schema) -> bool:
         return False
     if form == "libffm":
         return schema.slots == tuple(map(str, range(len(schema.slots))))
-    return (schema == LIBSVM) == (form == "libsvm")
+    return (schema == LIBSVM) == (form in ("libsvm", "dummy"))

@@ -1,4 +1,4 @@
-"""Readers of rows of keys and values: libsvm, libffm, VW and slot text.
+"""Readers of rows of keys and values: libsvm, dummy, libffm, VW and slot text.
 
 Which slots the last three have shows only at its end, so their schema grows while rows are
 read: a slot that is new comes behind those known.
@@ -37,6 +37,7 @@ class LibsvmReader:
         self._file = file
         self._mode = LABELS[settings.labels]
         self._bad = bad
+        self._shift = settings.shift
 
     def __iter__(self) -> Iterator[Rows]:
         found = np.empty((BAD_PER_CALL, 3), np.int64)
@@ -55,8 +56,36 @@ class LibsvmReader:
             _reject_all(file, self._bad, found[:wrong])
             file.consume(done)
             if rows or wrong:
+                keys[:nnz] += self._shift
+                yield _piece(keys[:nnz], counts[:rows].reshape(-1, 1), values[:nnz], labels[:rows])
+
+
+class DummyReader:
+    """Rows ``label index index ...``: as libsvm, with 1 for each value."""
+
+    schema = LIBSVM
+
+    def __init__(self, file: TextFile, settings: TextSettings, bad: BadRows):
+        self._file = file
+        self._mode = LABELS[settings.labels]
+        self._bad = bad
+        self._shift = settings.shift
+
+    def __iter__(self) -> Iterator[Rows]:
+        found = np.empty((BAD_PER_CALL, 3), np.int64)
+        file = self._file
+        for _ in _chunks(file):
+            size = len(file.buffer) // 2 + 1
+            keys, counts = np.empty(size, np.uint64), np.empty(size, np.int32)
+            labels = np.empty(size, np.float32)
+            done, rows, nnz, wrong = text.dummy_rows(
+                file.buffer, file.final, self._mode, keys, counts, labels, found
+            )
+            _reject_all(file, self._bad, found[:wrong])
+            file.consume(done)
+            if rows or wrong:
                 sizes = counts[:rows].reshape(-1, 1).copy()
-                yield _piece(keys[:nnz].copy(), sizes, values[:nnz], labels[:rows].copy())
+                yield _piece(keys[:nnz] + self._shift, sizes, None, labels[:rows].copy())
 
 
 class LibffmReader:
@@ -66,6 +95,7 @@ class LibffmReader:
         self._file = file
         self._mode = LABELS[settings.labels]
         self._bad = bad
+        self._shift = settings.shift
         self._fields = len(settings.slots)
 
     @property
@@ -100,7 +130,8 @@ class LibffmReader:
             file.consume(done)
             self._fields = max(self._fields, int(slots[:nnz].max(initial=-1)) + 1)
             if rows or wrong:
-                columns = slots[:nnz], keys[:nnz], values[:nnz], sizes[:rows], labels[:rows]
+                shifted = keys[:nnz] + self._shift
+                columns = slots[:nnz], shifted, values[:nnz], sizes[:rows], labels[:rows]
                 yield from _in_slots(*columns, None, self._fields)
 
 
@@ -296,11 +327,11 @@ def _in_slots(
 def _piece(
     keys: np.ndarray,
     counts: np.ndarray,
-    values: np.ndarray,
+    values: np.ndarray | None,
     labels: np.ndarray,
     ids: Ids | None = None,
 ) -> Rows:
     """Rows without dense numbers; they hold values only if one is not 1."""
     dense = np.empty((len(labels), 0), np.float32)
-    weights = None if (values == 1).all() else values.copy()
+    weights = None if values is None or (values == 1).all() else values.copy()
     return Rows(keys, counts, weights, dense, labels, ids)

@@ -21,7 +21,7 @@ from ctrps.kernels import fields, pairs, text
 TABLES = ("csv", "tsv", "criteo", "jsonl")
 """Formats whose rows have named columns."""
 
-PAIRS = ("libsvm", "libffm", "vw", "slots", "signs")
+PAIRS = ("libsvm", "libffm", "vw", "dummy", "slots", "signs")
 """Formats whose rows are keys and values."""
 
 UNTOLD = ("slots", "signs")
@@ -39,6 +39,7 @@ NO_COLUMN = ""
 REASONS = {
     text.LABEL: "expected a label 0, 1, -1 or +1",
     text.FEATURE: "expected key:value, a key of 0 to 2^64-1 and a finite number",
+    text.INDEX: "expected an index without a value, 0 to 2^64-1",
     fields.NUMBER: "expected a finite number",
     fields.AFTER_QUOTE: "expected a separator after the closing quote",
     fields.UNCLOSED: "expected a closing quote",
@@ -77,9 +78,13 @@ class TextSettings:
         Texts that stand for a missing value, besides the empty one.
     labels
         ``required``; ``optional``: NaN where there is none; ``none``: no row
-        of a libsvm or libffm file has one, and those of others are not read.
+        of a libsvm, libffm or dummy file has one, and those of others are not
+        read. Each row of a dummy file begins with one if not ``none``.
     slots
         Slots of libffm, VW or slot text that come before those it is seen to have.
+    zero_based
+        Those of ``ctrps.sections.INDEXED`` whose files count from 0: 1 is added to each index,
+        so that it is that of files that count from 1.
     others
         Fields of JSON that are not among ``columns`` are left out instead of
         being an error.
@@ -99,6 +104,12 @@ class TextSettings:
     columns: tuple[str, ...] = ()
     slots: tuple[str, ...] = ()
     others: bool = False
+    zero_based: tuple[str, ...] = ()
+
+    @property
+    def shift(self) -> np.uint64:
+        """What is added to an index of ``format``; 2^64-1 then becomes 0, which nothing else is."""
+        return np.uint64(self.format in self.zero_based)
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS or self.labels not in LABELS:

@@ -2,6 +2,7 @@
 
 import glob
 import time
+import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +15,9 @@ from ctrps.data.badrows import BadRows
 from ctrps.data.batches import BlockBatches
 from ctrps.data.convert import Progress, expand, to_shards
 from ctrps.data.formats import TextSettings
+from ctrps.data.indices import disagreement
 from ctrps.data.shards import Block, Schema, Shard
-from ctrps.errors import ConfigError, DataError
+from ctrps.errors import ConfigError, CtrpsWarning, DataError
 from ctrps.models import Minibatch
 from ctrps.ps.plan import BatchRef, DataFile, EvaluationPlan, Manifest, Plan, PlanSettings
 
@@ -47,6 +49,11 @@ def open_inputs(job: JobConfig, progress: Progress | None = None) -> Inputs:
         A file is missing, unreadable or without rows, or training and test differ in columns.
     ConfigError
         A batch would be larger than a block of the shards.
+
+    Warns
+    -----
+    CtrpsWarning
+        Some files seem to count their indices from 0 and others from 1.
     """
     began = time.monotonic()
     cache = job.output.dir / "cache"
@@ -62,6 +69,8 @@ def open_inputs(job: JobConfig, progress: Progress | None = None) -> Inputs:
             what = f"its columns are not those of {train[0].path}"
             raise DataError(what, where=str(shard.path), hint="extract both with one job")
     _check_block_rows(train, job.train.batch_rows)
+    if wrong := disagreement(train, test):
+        warnings.warn(wrong, CtrpsWarning, stacklevel=2)
     manifest = Manifest(tuple(map(_entry, train)), tuple(map(_entry, test)))
     return Inputs(manifest, schema, time.monotonic() - began, sum(b.count for b in bad))
 
@@ -110,6 +119,7 @@ def text_settings(job: JobConfig, labels: str = "required") -> TextSettings:
         id=data.id,
         missing=data.missing,
         columns=data.columns,
+        zero_based=data.zero_based,
         labels=labels,
         block_rows=max(data.block_rows, job.train.batch_rows),
         max_bad=data.max_bad,

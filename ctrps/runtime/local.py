@@ -58,8 +58,8 @@ class LocalTraining:
         self.rows = 0
         self.steps = 0
         self.test: dict[str, object] | None = None
-        self._best_test: dict[str, object] | None = None
         self._early_stop = EarlyStop(job.train.patience)
+        self._best_test = saving.resume_early_stop(folder, self._early_stop, badness)
         self._checkpoint = 0
         self._said = 0.0
         self._saved = 0.0
@@ -71,11 +71,11 @@ class LocalTraining:
         first, step = self._restore()
         with _stop_flag() as asked:
             for number in range(first, self.job.train.passes):
+                if self._early_stop.over:
+                    break
                 self._pass(number, step, asked)
                 step = 0
                 self._judge(last=number + 1 == self.job.train.passes)
-                if self._early_stop.over:
-                    break
         if self.job.train.patience:
             self.manifest = checkpoint.restore_best(self.folder.model)
             self.test = self._best_test or self.test
@@ -104,7 +104,9 @@ class LocalTraining:
         """Load the model to go on from; returns the pass and step to begin with."""
         if self.manifest is None:
             return 0, 0
-        self._checkpoint, pass_, step = self.manifest.position(self.job.train.passes)
+        stay = self._early_stop.over or saving.owes_figures(self.folder)
+        passes = self.manifest.pass_ + 1 if stay else self.job.train.passes
+        self._checkpoint, pass_, step = self.manifest.position(passes)
         self._checkpoint += 1
         numbers = range(self.model.partitions)
         self.partitions.turn(pass_)

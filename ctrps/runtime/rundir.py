@@ -50,7 +50,8 @@ class RunFolder:
     Raises
     ------
     ConfigError
-        The folder holds a finished run, or a model that this job cannot go on with.
+        The folder holds a finished run, or a model that this job cannot go on with; or the job's
+        model is of a kind that cannot be trained.
     ClusterError
         Another process is using it.
     DataError
@@ -58,6 +59,7 @@ class RunFolder:
     """
 
     def __init__(self, job: JobConfig, overwrite: bool = False):
+        job.check_trained()
         self.job = job
         self.path = job.output.dir
         self.model = self.path / "model"
@@ -155,6 +157,7 @@ class RunFolder:
         """
         if self._overwrite:
             self._clear()
+        self._end_line()
         manifest = self.resume
         if manifest is None or manifest.plan == plan_digest(self.job, inputs):
             return
@@ -189,11 +192,19 @@ class RunFolder:
                     "id": text.id,
                     "missing": list(text.missing),
                     "columns": list(text.columns),
+                    "zero_based": list(text.zero_based),
                 },
             },
             files=(),
             model_digest="",
         )
+
+    def _end_line(self) -> None:
+        """A line of figures that a crash broke off must not spoil the next one."""
+        path = self.path / "metrics.jsonl"
+        if path.exists() and path.read_bytes()[-1:] not in (b"", b"\n"):
+            with open(path, "a", encoding="utf-8") as file:
+                file.write("\n")
 
     def add_metrics(self, line: dict[str, Any]) -> None:
         """Append one line to ``metrics.jsonl``."""

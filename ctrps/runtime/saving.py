@@ -1,6 +1,10 @@
-"""Rows of partitions to files, and files to a committed model: what train and cluster share."""
+"""Rows of partitions to files, files to a committed model, and back: what train and cluster share.
 
-from collections.abc import Iterable
+What early stopping has seen comes back too, from the figures that the run has written.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +14,7 @@ from ctrps import checkpoint
 from ctrps.checkpoint import Checkpoint, Manifest, PartitionFile
 from ctrps.data.shards import Schema
 from ctrps.models import Model
+from ctrps.ps.job import EarlyStop
 from ctrps.ps.partition import NO_MARKS, PartitionState
 from ctrps.ps.progress import NO_PROGRESS
 from ctrps.ps.table import RowSet
@@ -78,3 +83,56 @@ def commit(
         cut="exact" if exact else "fuzzy",
     )
     return checkpoint.commit(folder.model, manifest, train.keep_checkpoints)
+
+
+def resume_early_stop(
+    folder: RunFolder,
+    early_stop: EarlyStop,
+    badness: Callable[[dict[str, object], str], float | None],
+) -> dict[str, object] | None:
+    """Tell early stopping of a run that goes on what it had seen; returns the best test report.
+
+    A crash may have come between the best figure and ``keep_best``: the model that the run goes on
+    from is then the best one, and is kept now.
+    """
+    best = None
+    for pass_, report in _judged(folder):
+        if early_stop.better(badness(report, folder.job.train.early_metric)):
+            best = report
+            if folder.resume and folder.resume.border and folder.resume.pass_ == pass_:
+                checkpoint.keep_best(folder.model)
+    return best
+
+
+def owes_figures(folder: RunFolder) -> bool:
+    """Whether a run that goes on was stopped between the end of a pass and its evaluation."""
+    resume, train = folder.resume, folder.job.train
+    each = train.evaluate == "pass" or train.patience > 0
+    return bool(each and resume and resume.border and resume.pass_ not in _reports(folder))
+
+
+def _judged(folder: RunFolder) -> Iterator[tuple[int, dict[str, object]]]:
+    """Pass and test report of the best checkpoint, and of all passes since that the model holds."""
+    if folder.resume is None:
+        return
+    first, end = folder.resume.pass_, folder.resume.pass_ + folder.resume.border
+    if (folder.model / checkpoint.BEST).exists():
+        first = checkpoint.read_manifest(folder.model, checkpoint.BEST).pass_
+    reports = _reports(folder)
+    yield from ((number, reports[number]) for number in range(first, end) if number in reports)
+
+
+def _reports(folder: RunFolder) -> dict[int, dict[str, object]]:
+    """Test reports that the run has written, by pass; of a pass that was trained again the last.
+
+    A line that a crash broke off is left out.
+    """
+    path, found = folder.path / "metrics.jsonl", {}
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if line["phase"] == "evaluate":
+            found[line["pass"]] = line["test"]
+    return found
