@@ -77,28 +77,19 @@ def _search(segments, key):
 
 
 @njit(cache=True, nogil=True)
-def _near(key, home):
-    """Address of the entry of a key if its home line has it, 0 if it has none, else FAR.
+def _found(segments, key, home):
+    """Address of the entry of a key, 0 if there is none, given the address of its home line.
 
-    Written without branches: which entry of a line a key is in cannot be foreseen.
+    Mostly without branches: which entry of a line a key is in cannot be foreseen. A free entry
+    holds the key 0, and one that another thread is making has no tail yet.
     """
     wanted, second = np.int64(key), home + ENTRY
-    tail, tail_2 = seen(home, _TAIL), seen(second, _TAIL)
-    here = (whole(home, _KEY) == wanted) & (tail != 0)
-    there = (whole(second, _KEY) == wanted) & (tail_2 != 0)
-    past = _FAR if tail_2 != 0 else 0
+    past = _FAR if whole(second, _TAIL) != 0 else 0
+    here, there = whole(home, _KEY) == wanted, whole(second, _KEY) == wanted
     entry = home if here else second if there else past
-    prefetch(home + LINE if entry == _FAR else home)
-    return entry
-
-
-@njit(cache=True, nogil=True)
-def _found(segments, key, near):
-    """Address of the entry of a key, 0 if there is none, from what ``_near`` said."""
-    if near != _FAR:
-        return near
-    entry = _search(segments, key)
-    return entry if seen(entry, _TAIL) != 0 else 0
+    if entry == _FAR or wanted == 0:
+        entry = _search(segments, key)
+    return entry if entry != 0 and seen(entry, _TAIL) != 0 else 0
 
 
 @njit(cache=True, nogil=True)
@@ -121,14 +112,11 @@ def find(directory, keys, entries_out):
     entries_out : int64[k], written
     """
     segments, count = address(directory), keys.shape[0]
-    for asked in range(count + 2 * AHEAD):
+    for asked in range(count + AHEAD):
         if asked < count:
             entries_out[asked] = _home(segments, keys[asked])
             prefetch(entries_out[asked])
         i = asked - AHEAD
-        if 0 <= i < count:
-            entries_out[i] = _near(keys[i], entries_out[i])
-        i -= AHEAD
         if i >= 0:
             entries_out[i] = _found(segments, keys[i], entries_out[i])
 
@@ -189,22 +177,21 @@ def pull(directory, keys, head, tail, make, seed, entries, out):
     out : float32[k, head.width + tail.width], written
     """
     segments, count, width = address(directory), keys.shape[0], np.int64(out.shape[1])
-    outs = address(out)
-    for asked in range(count + 2 * AHEAD):
+    outs, lag = address(out), AHEAD if tail.width else 0
+    for asked in range(count + AHEAD + lag):
         if asked < count:
             entries[asked] = _home(segments, keys[asked])
             prefetch(entries[asked])
         i = asked - AHEAD
         if 0 <= i < count:
-            entry = _near(keys[i], entries[i])
+            entry = _found(segments, keys[i], entries[i])
             entries[i] = entry
-            if tail.width and entry > 0:
+            if tail.width and entry != 0:
                 _ask(whole(entry, _TAIL), 4 * tail.width)
-        i -= AHEAD
+        i -= lag
         if i < 0:
             continue
-        entry, row = _found(segments, keys[i], entries[i]), outs + 4 * width * i
-        entries[i] = entry
+        entry, row = entries[i], outs + 4 * width * i
         if entry != 0:
             if head.width:
                 store(load(ONE, entry, head.at), row, 0)
@@ -323,20 +310,20 @@ def push(directory, keys, gradients, counts, head, tail, entries, absent_out, be
     given, width = address(gradients), 4 * np.int64(gradients.shape[1])
     befores = address(before_out) if before_out.shape[0] > 0 else 0
     states = 4 * tail.width * (1 + (tail.z != tail.at) + (tail.n != tail.at))
+    lag = AHEAD if tail.width else 0
     group, ready, absent = _group(), 0, 0
-    for asked in range(count + 2 * AHEAD):
+    for asked in range(count + AHEAD + lag):
         if asked < count:
             entries[asked] = _home(segments, keys[asked])
             prefetch(entries[asked])
         i = asked - AHEAD
         if 0 <= i < count:
-            entries[i] = _near(keys[i], entries[i])
-            if tail.width and entries[i] > 0:
+            entries[i] = _found(segments, keys[i], entries[i])
+            if tail.width and entries[i] != 0:
                 _ask(whole(entries[i], _TAIL), states)
-        i -= AHEAD
+        i -= lag
         if i < 0:
             continue
-        entries[i] = _found(segments, keys[i], entries[i])
         if entries[i] == 0:
             absent_out[absent] = i
             absent += 1

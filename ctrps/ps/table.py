@@ -18,8 +18,9 @@ from ctrps.models import TableSpec
 _FIRST_LINES = 8
 _FIRST_TAILS = 1 << 8
 _MOST_TAILS = 1 << 18
-# Beyond this share of its entries a segment doubles: then a key is in its own line, mostly.
-_LOAD = 0.6
+# Beyond this share of its entries a segment doubles: up to it nearly all keys are in their own line.
+# The share falls from segment to segment, so that they do not all double at the same time.
+_LOAD = 0.6 * 0.5 ** (np.arange(store.SEGMENTS) / store.SEGMENTS)
 
 
 class RowSet(NamedTuple):
@@ -29,8 +30,8 @@ class RowSet(NamedTuple):
     rows: np.ndarray
 
 
-def _zeros(size: int) -> np.ndarray:
-    """uint8[size], all 0, from the start of a page on.
+def _zeros(size: int) -> mmap.mmap:
+    """``size`` bytes, all 0, from the start of a page on.
 
     The machine gives the memory when it is first used, and is asked to give it in huge pages: rows
     are read at random, and each page of 4 KiB would have to be looked up.
@@ -38,7 +39,11 @@ def _zeros(size: int) -> np.ndarray:
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.uint8)
+    return memory
+
+
+def _address(memory: mmap.mmap) -> int:
+    return np.frombuffer(memory, np.uint8).ctypes.data
 
 
 class _Segments:
@@ -55,9 +60,10 @@ class _Segments:
         nothing = _zeros(store.LINE)
         # One line, which stays empty, is every segment's at first.
         self._lines = np.ones(store.SEGMENTS, np.int64)
+        self._room = np.zeros(store.SEGMENTS, np.int64)
         self._memory = {1: nothing}
         self.directory = np.zeros((store.SEGMENTS, 2), np.int64)
-        self.directory[:, 0] = nothing.ctypes.data
+        self.directory[:, 0] = _address(nothing)
         self.used = np.zeros(store.SEGMENTS, np.int64)
 
     @property
@@ -66,25 +72,32 @@ class _Segments:
 
     def short(self, more: np.ndarray) -> np.ndarray:
         """Numbers of the segments that have no room for ``more`` int64[SEGMENTS] entries."""
-        room = np.where(self._lines > 1, 2 * self._lines * _LOAD, 0)
-        return np.flatnonzero((more > 0) & (self.used + more > room))
+        return np.flatnonzero(self.used + more > self._room)
 
     def grow(self, segment: int, more: int) -> None:
         """Move a segment to where it has room for ``more`` entries."""
         lines = max(int(self._lines[segment]), _FIRST_LINES // 2)
-        while 2 * lines * _LOAD < self.used[segment] + more:
+        share = float(store.LINE // store.ENTRY * _LOAD[segment])
+        while share * lines < self.used[segment] + more:
             lines *= 2
         old = int(self.directory[segment, 0]), int(self._lines[segment])
         if lines not in self._memory:
             # For all segments at once: they grow at about the same time, and large pieces of
             # memory come in large pages.
             self._memory[lines] = _zeros(store.SEGMENTS * lines * store.LINE)
-        base = self._memory[lines].ctypes.data
+        base = _address(self._memory[lines])
         self.directory[segment] = base + segment * lines * store.LINE, lines - 1
-        self._lines[segment] = lines
+        self._lines[segment], self._room[segment] = lines, int(share * lines)
         store.move(*old, self.directory)
-        for unused in set(self._memory) - set(self._lines.tolist()):
-            del self._memory[unused]
+        self._give_back(segment, old[1])
+
+    def _give_back(self, segment: int, lines: int) -> None:
+        """Let the machine have the memory of a segment as it was."""
+        if not (self._lines == lines).any():
+            del self._memory[lines]
+        elif lines * store.LINE % mmap.PAGESIZE == 0 and hasattr(mmap, "MADV_DONTNEED"):
+            size = lines * store.LINE
+            self._memory[lines].madvise(mmap.MADV_DONTNEED, segment * size, size)
 
     def held(self, segment: int) -> tuple[np.ndarray, np.ndarray]:
         """Keys uint64[n] and addresses int64[n] of the entries of a segment."""
@@ -106,7 +119,7 @@ class _Tails:
     def __init__(self, size: int):
         lines = -(-4 * size // store.LINE)
         self._stride = 32 if 0 < 4 * size <= 32 else lines * store.LINE
-        self._pieces: list[np.ndarray] = []
+        self._pieces: list[mmap.mmap] = []
         self._next, self._left = 0, 0
         self.size_bytes = 0
 
@@ -118,7 +131,7 @@ class _Tails:
             rows = min(max(_FIRST_TAILS, self.size_bytes // self._stride), _MOST_TAILS)
             self._left = max(rows, count)
             piece = _zeros(self._left * self._stride)
-            self._next = piece.ctypes.data
+            self._next = _address(piece)
             self._pieces.append(piece)
             self.size_bytes += len(piece)
         return self._next + self._stride * np.arange(count, dtype=np.int64)
