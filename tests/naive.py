@@ -6,7 +6,6 @@ writes.
 """
 
 import decimal
-import itertools
 import math
 
 import numpy as np
@@ -118,7 +117,12 @@ def dedup_keys(keys):
     return unique, [unique.index(key) for key in keys.tolist()]
 
 
-dedup_local = dedup_keys
+def partition_starts(keys, bits):
+    """Borders of the partitions, or None if keys are not grouped by them."""
+    partitions = partition_of(keys, bits)
+    if partitions != sorted(partitions):
+        return None
+    return [sum(found < p for found in partitions) for p in range((1 << bits) + 1)]
 
 
 def row_starts(counts):
@@ -137,9 +141,15 @@ def row_entries(row, index, counts, values, dense, dense_at, mean):
     return entries + [(dense_at + j, x) for j, x in enumerate(dense[row]) if x != 0]
 
 
-def rows_size(index, counts, values, dense, dense_at, order, mean):
+def slot_weights(counts):
+    return [np.float32(1 / n) for n in counts.reshape(-1).tolist() for _ in range(n)]
+
+
+def mark_rows(index, counts, values, dense, dense_at, order, mean):
+    """The numbers of some rows, and how many entries these have, repeats included."""
     block = (index, counts, values, dense, dense_at, mean)
-    return sum(len(row_entries(row, *block)) for row in order)
+    entries = [entry for row in order for entry in row_entries(row, *block)]
+    return {number for number, _ in entries}, len(entries)
 
 
 def take_rows(index, counts, values, dense, dense_at, order, mean):
@@ -161,9 +171,12 @@ def rows_of(indptr, index, values):
     ]
 
 
-def row_counts(indptr, index, keys):
-    rows = [set(index[a:b].tolist()) for a, b in itertools.pairwise(indptr)]
-    return [sum(key in row for row in rows) for key in range(keys)]
+def take_keys(keys, borders, taken):
+    """Keys of the rows of ``take_rows``, borders of their partitions, and rows that hold each."""
+    numbers = sorted({number for row in taken for number in row})
+    counts = [sum(number in row for row in taken) for number in numbers]
+    starts = [sum(number < border for number in numbers) for border in borders]
+    return [int(keys[number]) for number in numbers], starts, counts
 
 
 def gather(rows, where, out):

@@ -12,6 +12,7 @@ from tests import naive
 
 REQUIRED, OPTIONAL, NONE = 0, 1, 2
 LABEL, FEATURE, NUMBER, FIELDS, AFTER_QUOTE, UNCLOSED = 1, 2, 3, 4, 5, 6
+INDEX = 14
 
 _NUMBER = re.compile(rb"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
@@ -47,6 +48,24 @@ def trim(data: bytes, start: int, end: int) -> bytes:
     return data[start:end].rstrip(b" \t\r").lstrip(b" \t")
 
 
+def eight_bytes(data: bytes) -> int:
+    return int.from_bytes(data[:8], "little")
+
+
+def counted(word: int) -> tuple[int, int, int]:
+    """Bits that are set, and zeros below and above them."""
+    written = f"{word:064b}"
+    return word.bit_count(), 64 - len(written.rstrip("0")), 64 - len(written.lstrip("0"))
+
+
+def digits_before(data: bytes) -> int:
+    return len(data) - len(data.lstrip(b"0123456789"))
+
+
+def number_before(data: bytes, count: int) -> int:
+    return int(data[:count])
+
+
 def libsvm_rows(data: bytes, final: bool, mode: int):
     """(position, [(label, [(key, value)])], [(reason, text)])."""
     whole = len(data) if final else data.rfind(b"\n") + 1
@@ -67,6 +86,26 @@ def libsvm_rows(data: bytes, final: bool, mode: int):
             bad.append((FEATURE, tokens[pairs.index(None)]))
         else:
             rows.append((label, pairs))
+    return whole, rows, bad
+
+
+def dummy_rows(data: bytes, final: bool, mode: int):
+    """(position, [(label, [key])], [(reason, text)])."""
+    whole = len(data) if final else data.rfind(b"\n") + 1
+    rows, bad = [], []
+    for line in data[:whole].split(b"\n"):
+        tokens = re.split(rb"[ \t]+", line.rstrip(b" \t\r").lstrip(b" \t"))
+        if tokens == [b""]:
+            continue
+        label = math.nan if mode == NONE else parse_label(tokens[0])
+        texts = tokens if mode == NONE else tokens[1:]
+        keys = [parse_key(text) for text in texts]
+        if label is None:
+            bad.append((LABEL, tokens[0]))
+        elif None in keys:
+            bad.append((INDEX, texts[keys.index(None)]))
+        else:
+            rows.append((label, keys))
     return whole, rows, bad
 
 

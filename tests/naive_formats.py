@@ -197,6 +197,16 @@ def log_levels(rows, columns, missing):
     return out, bad
 
 
+def level_keys(levels, slots, seeds, hashes, keys):
+    """Keys of rows, with those of levels in their slots."""
+    rows = keys.copy()
+    for row, found in enumerate(levels.tolist()):
+        for slot, seed, level in zip(slots, seeds, found, strict=True):
+            if level >= 0:
+                rows[row, slot] = naive.mix(int(seed), int(hashes[level]))
+    return rows
+
+
 def log_level(text: bytes, missing) -> int | None:
     if text in (b"", *missing):
         return -1

@@ -1,5 +1,7 @@
 """Minibatches of blocks against their twin."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -73,19 +75,36 @@ def test_a_batch_is_not_touched_by_the_next_one():
         np.testing.assert_array_equal(getattr(first, name), before)
 
 
-def test_keys_of_a_partition_come_in_order_of_first_touch():
+@pytest.mark.parametrize("dense", [(), ("x",)])
+def test_blocks_of_older_shards_give_the_same_rows(dense):
+    """Their keys stand in the order of first touch."""
+    schema = Schema(("a", "b"), dense)
+    rows = make_rows(1, 40, schema)
+    block = Block.from_rows(rows, schema)
+    order = np.append(np.random.default_rng(5).permutation(30), np.arange(30, len(block.keys)))
+    mixed = np.argsort(order).astype(block.index.dtype)[block.index]
+    old = dataclasses.replace(block, keys=block.keys[order], index=mixed)
+    batch = minibatch(old, np.arange(20), schema, 3)
+    check(batch, rows, np.arange(20), schema, 3)
+
+
+def test_keys_of_a_partition_come_as_in_the_block():
+    """Which is by the smallest partitions, and in these in the order of first touch."""
     schema = Schema(("a",))
-    keys = np.uint64([9, 4, 9, 2, 7, 4])
+    pool = np.random.default_rng(3).integers(0, 2**63, 3000).astype(np.uint64)
+    keys = pool[np.argsort(naive.partition_of(pool, 8), kind="stable")]
     rows = Rows(
-        keys,
-        np.ones((6, 1), np.int32),
+        pool,
+        np.ones((3000, 1), np.int32),
         None,
-        np.zeros((6, 0), np.float32),
-        np.zeros(6, np.float32),
+        np.zeros((3000, 0), np.float32),
+        np.zeros(3000, np.float32),
     )
-    batch = minibatch(Block.from_rows(rows, schema), np.int64([5, 0, 4, 3, 1]), schema, 0)
-    assert batch.keys.tolist() == [4, 9, 7, 2]
-    assert batch.counts.tolist() == [2, 1, 1, 1]
+    block = Block.from_rows(rows, schema)
+    assert block.keys.tolist() == keys.tolist()
+    for bits in (0, 4, 8):
+        batch = minibatch(block, np.arange(3000)[::-1], schema, bits)
+        assert batch.keys.tolist() == keys.tolist()
 
 
 def test_a_row_that_is_not_there_is_an_error():

@@ -5,6 +5,7 @@ import pytest
 
 from ctrps.kernels import csr, keys
 from tests import naive
+from tests.batching import take_rows
 
 
 def random_block(seed, *, slots=4, dense=2, rows=30, block_keys=25):
@@ -18,46 +19,12 @@ def random_block(seed, *, slots=4, dense=2, rows=30, block_keys=25):
     return index, counts, values, numbers, block_keys - dense
 
 
-def take(index, counts, values, dense, dense_at, order, mean, place):
-    starts = np.empty(len(counts) + 1, np.int64)
-    csr.row_starts(counts, starts)
-    size = csr.rows_size(starts, dense, order)
-    indptr = np.empty(len(order) + 1, np.int64)
-    index_out, values_out = np.empty(size, np.int32), np.empty(size, np.float32)
-    nnz = csr.take_rows(
-        index,
-        counts,
-        starts,
-        values,
-        dense,
-        dense_at,
-        order,
-        mean,
-        place,
-        indptr,
-        index_out,
-        values_out,
-    )
-    return indptr, index_out[:nnz], values_out[:nnz]
-
-
-@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int32])
-@pytest.mark.parametrize("seed", range(3))
-def test_dedup_local(dtype, seed):
-    index = np.random.default_rng(seed).integers(0, 50, 70 * seed).astype(dtype)
-    seen = np.full(50, -1, np.int32)
-    unique, local = np.empty(50, np.int32), np.empty(len(index), np.int32)
-    n = csr.dedup_local(index, seen, unique, local)
-    assert (unique[:n].tolist(), local.tolist()) == naive.dedup_local(index)
-    assert (seen == -1).all()
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_dedup_keys(seed):
     rng = np.random.default_rng(seed)
     pool = np.append(rng.integers(0, 2**64, 120, dtype=np.uint64), np.uint64([0, 2**64 - 1]))
     sample = rng.choice(pool, 100 * seed)
-    scratch = keys.index_new(keys.index_capacity(len(pool)))
+    scratch = np.zeros(keys.index_capacity(len(pool)), np.int32)
     unique, local = np.empty_like(sample), np.empty(len(sample), np.int32)
     # Twice, because the first call must leave the scratch as it found it.
     for _ in range(2):
@@ -74,38 +41,82 @@ def test_row_starts_do_not_overflow(dtype):
     assert starts.tolist() == naive.row_starts(counts)
 
 
-@pytest.mark.parametrize("mean", [True, False])
+@pytest.mark.parametrize("bits", [0, 3, 8])
+def test_partition_starts(bits):
+    pool = np.random.default_rng(bits).integers(0, 2**63, 40).astype(np.uint64)
+    order, borders = np.empty(40, np.int64), np.empty((1 << bits) + 1, np.int32)
+    keys.grouped(pool, bits, order, borders)
+    starts = np.empty_like(borders)
+    for sample in (pool[order], pool[order][::-1].copy(), pool[:0]):
+        expected = naive.partition_starts(sample, bits)
+        assert csr.partition_starts(sample, bits, starts) == (expected is not None)
+        assert expected is None or starts.tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32])
+def test_slot_weights(dtype):
+    counts = np.random.default_rng(1).integers(0, 5, (20, 3)).astype(dtype)
+    values = np.empty(counts.sum(), np.float32)
+    csr.slot_weights(counts, values)
+    assert values.tolist() == naive.slot_weights(counts)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int32])
 @pytest.mark.parametrize("explicit", [True, False])
 @pytest.mark.parametrize("seed", range(3))
-def test_take_rows(seed, mean, explicit):
+def test_take_rows(seed, explicit, dtype):
     index, counts, values, dense, dense_at = random_block(seed)
-    block = (index, counts, values if explicit else values[:0], dense, dense_at)
+    block = (index.astype(dtype), counts, values if explicit else values[:0], dense, dense_at)
     rng = np.random.default_rng(seed + 100)
-    # What an earlier batch left in the scratch must not matter.
-    place = rng.integers(-5, 40, 25)
+    block_keys = rng.permutation(100)[: dense_at + 2].astype(np.uint64)
+    borders = np.int32([0, 4, 4, dense_at + 2])
+    marks = np.zeros((1, 2), np.uint64)
     for order in (np.arange(30), rng.permutation(30)[:7], np.int64([3, 3]), np.int64([])):
-        indptr, found, weights = take(*block, order, mean, place)
-        expected = naive.take_rows(*block, order, mean)
-        assert [list(row.items()) for row in expected] == naive.rows_of(indptr, found, weights)
-        starts = np.int64(naive.row_starts(counts))
-        assert csr.rows_size(starts, dense, order) == naive.rows_size(*block, order, mean)
+        taken = take_rows(*block, order, block_keys, borders, marks)
+        expected = naive.take_rows(*block, order, False)
+        found = naive.rows_of(taken.indptr, taken.keys[taken.index], taken.values)
+        assert found == [[(int(block_keys[n]), x) for n, x in row.items()] for row in expected]
+        numbers, size = naive.mark_rows(*block, order, False)
+        assert (len(taken.keys), taken.size) == (len(numbers), size)
+        keys_, starts, held = naive.take_keys(block_keys, borders, expected)
+        assert taken.keys.tolist() == keys_
+        assert taken.starts.tolist() == starts
+        assert taken.counts.tolist() == held
+        # The next batch finds the marks as this one did.
+        assert not marks.any()
+
+
+def test_marks_beyond_one_word():
+    index, counts = np.uint16([700, 63, 64, 0, 700]), np.uint8([[3], [2]])
+    dense = np.empty((2, 0), np.float32)
+    pool, borders = np.arange(701, dtype=np.uint64) * np.uint64(3), np.int32([0, 64, 701])
+    marks = np.zeros((11, 2), np.uint64)
+    taken = take_rows(
+        index, counts, np.empty(0, np.float32), dense, 701, np.int64([1, 0]), pool, borders, marks
+    )
+    assert taken.keys.tolist() == [0, 189, 192, 2100]
+    assert taken.starts.tolist() == [0, 2, 4]
+    assert taken.counts.tolist() == [1, 1, 1, 2]
+    assert taken.index.tolist() == [0, 3, 3, 1, 2]
 
 
 def test_take_rows_merges_repeats_and_keeps_explicit_zeros():
     index, counts = np.uint16([4, 2, 4, 1]), np.uint8([[4]])
     values, dense = np.float32([1.5, 1, 2, 0]), np.float32([[0, 7]])
-    order, place = np.zeros(1, np.int64), np.zeros(8, np.int64)
-    indptr, found, weights = take(index, counts, values, dense, 6, order, False, place)
-    assert naive.rows_of(indptr, found, weights) == [[(4, 3.5), (2, 1.0), (1, 0.0), (7, 7.0)]]
-    indptr, found, weights = take(index, counts, values, dense, 6, order, True, place)
-    assert naive.rows_of(indptr, found, weights) == [[(4, 0.5), (2, 0.25), (1, 0.25), (7, 7.0)]]
+    order, pool = np.zeros(1, np.int64), np.arange(8, dtype=np.uint64)
+    taken = take_rows(index, counts, values, dense, 6, order, pool)
+    found = naive.rows_of(taken.indptr, taken.keys[taken.index], taken.values)
+    assert found == [[(4, 3.5), (2, 1.0), (1, 0.0), (7, 7.0)]]
+    assert taken.counts.tolist() == [1, 1, 1, 1]
 
 
-def test_row_counts():
-    indptr, index = np.int64([0, 3, 3, 5]), np.int32([0, 2, 0, 2, 1])
-    stamp, counts = np.int64([0, 1, 2, 0]), np.empty(4, np.int32)
-    csr.row_counts(indptr, index, stamp, counts)
-    assert counts.tolist() == naive.row_counts(indptr, index, 4) == [1, 1, 2, 0]
+def test_a_row_that_is_not_there_is_not_marked():
+    index, starts, dense = np.uint16([0, 1]), np.int64([0, 1, 2]), np.empty((2, 0), np.float32)
+    marks = np.zeros((1, 2), np.uint64)
+    for row in (2, -1):
+        order = np.int64([0, row])
+        assert csr.mark_rows(index, starts, dense, index[:0], order, marks) == (-1, row)
+        assert not marks.any()
 
 
 def test_gather_leaves_absent_keys_alone():

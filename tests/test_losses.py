@@ -6,8 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from ctrps.kernels import csr, losses
+from ctrps.kernels import losses
 from tests import naive
+from tests.batching import take_rows
 
 
 def close(found, expected):
@@ -133,23 +134,10 @@ def test_fm_equals_the_formula_with_squares():
 def test_a_repeated_key_is_one_entry_with_the_summed_value():
     wv = np.random.default_rng(8).normal(size=(3, 5)).astype(np.float32)
     index, counts = np.uint16([0, 2, 0, 1]), np.uint8([[4]])
-    indptr, taken = np.empty(2, np.int64), np.empty(4, np.int32)
-    values, place = np.empty(4, np.float32), np.empty(3, np.int64)
-    nnz = csr.take_rows(
-        index,
-        counts,
-        np.int64([0, 4]),
-        np.float32([1, 1, 0.5, 2]),
-        np.empty((1, 0), np.float32),
-        3,
-        np.zeros(1, np.int64),
-        False,
-        place,
-        indptr,
-        taken,
-        values,
-    )
-    found, _ = fm(indptr, taken[:nnz], values[:nnz], wv, 0.0)
+    values, dense = np.float32([1, 1, 0.5, 2]), np.empty((1, 0), np.float32)
+    keys = np.arange(3, dtype=np.uint64)
+    taken = take_rows(index, counts, values, dense, 3, np.zeros(1, np.int64), keys)
+    found, _ = fm(taken.indptr, taken.index, taken.values, wv, 0.0)
     single, _ = fm(np.int64([0, 3]), np.int32([0, 2, 1]), np.float32([1.5, 1, 2]), wv, 0.0)
     assert found == single
 

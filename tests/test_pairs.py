@@ -212,6 +212,16 @@ def test_levels_are_those_of_exact_integers(texts):
     assert all(level < fields.LEVELS for row in good for level in expected[row])
 
 
+def test_level_keys():
+    rng = np.random.default_rng(1)
+    levels, slots = rng.integers(-1, 9, (6, 2)).astype(np.int16), np.int64([3, 0])
+    seeds, hashes = rng.integers(0, 2**63, 2).astype(np.uint64), np.arange(9, dtype=np.uint64)
+    keys = rng.integers(0, 2**63, (6, 4)).astype(np.uint64)
+    expected = naive.level_keys(levels, slots, seeds, hashes, keys)
+    fields.level_keys(levels, slots, seeds, hashes, keys)
+    np.testing.assert_array_equal(keys, expected)
+
+
 # keys and text out
 
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import njit
 
-from ctrps.kernels import fields, text
+from ctrps.kernels import bits, fields, text
 from ctrps.kernels.keys import hash_text, namespace
 from tests import naive_data as naive
 
@@ -143,6 +144,52 @@ def test_libsvm_rows_are_those_of_the_twin(written, final, mode):
     expected_at, expected_rows, expected_bad = naive.libsvm_rows(written.encode(), final, mode)
     assert (at, bad) == (expected_at, expected_bad)
     assert repr(rows) == repr([(np.float32(label), pairs) for label, pairs in expected_rows])
+
+
+plain_token = st.sampled_from(
+    "3:1 71:9 1234567:1 12345678:0 123456789:1 123456789012345:1 1234567890123456:1 5:12 5:-0.25 "
+    "18446744073709551615:1e3 18446744073709551616:1 9:16777217.000000000000000001 8:1e39 "
+    "6:x".split()
+)
+plain_row = st.tuples(
+    st.sampled_from(["", "0 ", "1 ", "-1 ", "+1 ", "1.0 ", "2 ", "1:1 ", "0:"]),
+    st.lists(plain_token, max_size=5).map(" ".join),
+    st.sampled_from(["\n", "\n", " \n", "\r\n", "\t\n"]),
+).map("".join)
+
+
+@slow_few
+@given(st.lists(plain_row, max_size=8).map("".join), st.sampled_from([0, 1, 2]))
+def test_plain_libsvm_rows_are_those_of_the_twin(written, mode):
+    """With room behind them, so that they are read eight bytes at a time."""
+    written += "1 1:1 2:1 3:1 4:1 5:1 6:1 7:1\n"
+    at, rows, bad = libsvm(written.encode(), False, mode)
+    expected_at, expected_rows, expected_bad = naive.libsvm_rows(written.encode(), False, mode)
+    assert (at, bad) == (expected_at, expected_bad)
+    for (label, pairs), (expected_label, expected_pairs) in zip(rows, expected_rows, strict=True):
+        assert repr(label) == repr(np.float32(expected_label))
+        assert [key for key, _ in pairs] == [key for key, _ in expected_pairs]
+        values = np.float32([value for _, value in expected_pairs])
+        np.testing.assert_allclose([value for _, value in pairs], values, rtol=2e-7)
+
+
+@njit(nogil=True)
+def counted(word):
+    return bits.ones(word), bits.trailing_zeros(word), bits.leading_zeros(word)
+
+
+@few
+@given(st.binary(min_size=8, max_size=8) | st.just(bytes(8)), st.integers(0, 8))
+def test_eight_bytes_at_a_time(data, digits):
+    data = b"12903845"[:digits] + data[digits:]
+    word = np.uint64(bits.eight_bytes(buffer(b"<" + data), 1))
+    assert int(word) == naive.eight_bytes(data)
+    assert tuple(map(int, counted(word))) == naive.counted(int(word))
+    count = bits.digits_before(word)
+    assert int(count) == naive.digits_before(data)
+    for size in range(1, int(count) + 1):
+        found = bits.number_before(word, np.uint64(size))
+        assert int(found) == naive.number_before(data, size)
 
 
 def test_reading_goes_on_where_the_table_of_bad_rows_was_full():

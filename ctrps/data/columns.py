@@ -20,7 +20,7 @@ from ctrps.data.rows import Rows, Schema
 from ctrps.data.textfile import NEWLINE, TextFile
 from ctrps.errors import DataError
 from ctrps.kernels import fields
-from ctrps.kernels.keys import hash_text, mix_all, namespace
+from ctrps.kernels.keys import hash_text, namespace
 
 SEPARATORS = {"csv": ",", "tsv": "\t", "criteo": "\t"}
 
@@ -197,13 +197,16 @@ class TableReader:
             return rows, refused
         levels = _Levels(self._columns)
         sizes, wrong = levels.read(self._file.buffer, starts, ends)
-        kept = np.delete(np.arange(len(starts)), [row for row, _ in wrong])
-        rows, taken, refused = self._rows(starts[kept], ends[kept])
-        levels.replace(rows, sizes[kept[taken]])
-        for row, column in wrong:
-            place = int(starts[row, column]), int(ends[row, column])
-            refused.append((fields.NUMBER, *place, column))
-        return rows, refused
+        bad = [
+            (fields.NUMBER, int(starts[row, column]), int(ends[row, column]), column)
+            for row, column in wrong
+        ]
+        if bad:
+            kept = np.delete(np.arange(len(starts)), [row for row, _ in wrong])
+            starts, ends, sizes = starts[kept], ends[kept], sizes[kept]
+        rows, taken, refused = self._rows(starts, ends)
+        levels.replace(rows, sizes[taken])
+        return rows, refused + bad
 
     def _rows(
         self, starts: np.ndarray, ends: np.ndarray
@@ -276,7 +279,7 @@ class _Levels:
     def __init__(self, columns: Columns):
         names = [name for name in CRITEO_NUMBERS if name in columns.schema.slots]
         number = {name: column for column, name in enumerate(columns.names)}
-        self._slots = [columns.schema.slots.index(name) for name in names]
+        self._slots = np.array([columns.schema.slots.index(name) for name in names], np.int64)
         self._seeds = columns.seeds[self._slots]
         self._columns = np.array([number[name] for name in names], np.int64)
         self._missing = columns.missing
@@ -293,7 +296,4 @@ class _Levels:
     def replace(self, rows: Rows, levels: np.ndarray) -> None:
         """Put the keys of levels into ``rows``, whose slots have one key each."""
         keys = rows.keys.reshape(rows.counts.shape)
-        for column, (slot, seed) in enumerate(zip(self._slots, self._seeds, strict=True)):
-            made = np.empty(rows.rows, np.uint64)
-            mix_all(seed, self._HASHES[levels[:, column]], made)
-            keys[:, slot] = np.where(levels[:, column] >= 0, made, keys[:, slot])
+        fields.level_keys(levels, self._slots, self._seeds, self._HASHES, keys)

@@ -7,7 +7,7 @@ here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -37,14 +37,19 @@ class Schema:
     weights
         ``"mean"``: each of the n keys of a slot weighs 1/n. ``"value"``: a key
         weighs its value, or 1 where rows hold no values.
+    features
+        The features file, fitted, that the rows were made by; empty for others. Rows of one
+        schema may come of files that differ in a comment, so it does not count when comparing.
     """
 
     slots: tuple[str, ...]
     dense: tuple[str, ...] = ()
     weights: str = "mean"
+    features: str = field(default="", compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"slots": list(self.slots), "dense": list(self.dense), "weights": self.weights}
+        found = {"slots": list(self.slots), "dense": list(self.dense), "weights": self.weights}
+        return found | ({"features": self.features} if self.features else {})
 
     @classmethod
     def from_dict(cls, found: object) -> Schema:
@@ -55,10 +60,12 @@ class Schema:
         DataError
             When ``found`` is something else.
         """
-        if isinstance(found, dict) and found.keys() == {"slots", "dense", "weights"}:
+        if isinstance(found, dict) and found.keys() - {"features"} == {"slots", "dense", "weights"}:
             slots, dense, weights = found["slots"], found["dense"], found["weights"]
+            features = found.get("features", "")
             if _is_names(slots) and _is_names(dense) and weights in ("mean", "value"):
-                return cls(tuple(slots), tuple(dense), weights)
+                if isinstance(features, str):
+                    return cls(tuple(slots), tuple(dense), weights, features)
         raise DataError(f"not a schema of rows: {str(found)[:80]}")
 
     def extends(self, other: Schema) -> bool:
@@ -147,6 +154,8 @@ class Rows:
 
 def joined(parts: Sequence[Rows]) -> Rows:
     """One piece of rows out of several of one schema, which may have grown from part to part."""
+    if len(parts) == 1:
+        return parts[0]
     values = None
     if any(part.values is not None for part in parts):
         values = np.concatenate([_values(part) for part in parts])

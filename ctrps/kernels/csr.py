@@ -10,42 +10,19 @@ kernel checks its input; the public callers in ``ctrps.data`` and ``ctrps.ps`` d
 import numpy as np
 from numba import njit
 
+from ctrps.kernels.bits import ones, trailing_zeros
 from ctrps.kernels.keys import spread
+from ctrps.kernels.vectors import address, prefetch
 
-_U1 = np.uint64(1)
+AHEAD = 32
+"""Keys between asking for a slot's memory and reading it."""
 
+ROWS_AHEAD = 4
+"""Rows of a shuffled batch between asking for a row's entries and reading them."""
 
-@njit(cache=True, nogil=True)
-def dedup_local(index, seen, unique_out, local_out):
-    """Renumber small numbers by first touch: 0 for the first one met, then 1, and so on.
-
-    Parameters
-    ----------
-    index : uint16, uint32 or int32[nnz], read
-        Numbers below block_keys.
-    seen : int32[block_keys], all -1 on entry and on exit
-        Scratch.
-    unique_out : int32[min(nnz, block_keys)], first n written
-        The distinct numbers.
-    local_out : int32[nnz], written
-        ``unique_out[local_out] == index``.
-
-    Returns
-    -------
-    int
-        n, how many are distinct.
-    """
-    n = 0
-    for i in range(index.shape[0]):
-        number = index[i]
-        if seen[number] < 0:
-            seen[number] = n
-            unique_out[n] = number
-            n += 1
-        local_out[i] = seen[number]
-    for i in range(n):
-        seen[unique_out[i]] = -1
-    return n
+_U0, _U1, _U6, _U32 = (np.uint64(i) for i in (0, 1, 6, 32))
+_LAST_BIT = np.uint64(63)
+_COUNT = np.uint64(2**32 - 1)
 
 
 @njit(cache=True, nogil=True)
@@ -55,8 +32,9 @@ def dedup_keys(keys, scratch, unique_out, local_out):
     Parameters
     ----------
     keys : uint64[nnz], read
-    scratch : uint64[capacity, 2], all zero on entry and on exit
-        An index of ``ctrps.kernels.keys``; its capacity is at least twice the distinct keys.
+    scratch : int32[capacity], all zero on entry and on exit
+        Numbers of keys plus 1; 0 is free. The capacity is a power of two, at least twice the
+        distinct keys.
     unique_out : uint64[nnz], first n written
         The distinct keys.
     local_out : int32[nnz], written
@@ -68,30 +46,57 @@ def dedup_keys(keys, scratch, unique_out, local_out):
         n, how many are distinct.
     """
     last = np.uint64(scratch.shape[0] - 1)
-    n = 0
-    for i in range(keys.shape[0]):
-        key = keys[i]
-        slot = spread(key) & last
-        number = np.int64(scratch[slot, 1])
-        # The probe stands here and not in a function: the call costs speed.
-        while number != 0 and scratch[slot, 0] != key:
-            slot = (slot + _U1) & last
-            number = np.int64(scratch[slot, 1])
-        if number == 0:
-            unique_out[n] = key
-            n += 1
-            scratch[slot, 0] = key
-            scratch[slot, 1] = np.uint64(n)
-            number = np.int64(n)
-        local_out[i] = number - 1
-    # Taken out last first: whatever came before a key on its way is then still in place.
-    for i in range(n - 1, -1, -1):
-        slot = spread(unique_out[i]) & last
-        while scratch[slot, 0] != unique_out[i] or scratch[slot, 1] == 0:
-            slot = (slot + _U1) & last
-        scratch[slot, 0] = 0
-        scratch[slot, 1] = 0
+    table, count, n = address(scratch), keys.shape[0], 0
+    for asked in range(count + AHEAD):
+        if asked < count:
+            slot = spread(keys[asked]) & last
+            local_out[asked] = slot
+            prefetch(table + 4 * np.int64(slot))
+        i = asked - AHEAD
+        if i >= 0:
+            key, slot = keys[i], np.uint64(local_out[i])
+            number = scratch[slot]
+            while number != 0 and unique_out[np.uint32(number - 1)] != key:
+                slot = (slot + _U1) & last
+                number = scratch[slot]
+            if number == 0:
+                unique_out[n] = key
+                n += 1
+                scratch[slot] = number = np.int32(n)
+            local_out[i] = number - 1
+    scratch[:] = 0
     return n
+
+
+@njit(cache=True, nogil=True)
+def partition_starts(keys, bits, starts_out):
+    """Borders of the partitions in keys that may be grouped by them.
+
+    Parameters
+    ----------
+    keys : uint64[k], read
+    bits : int, 0..8
+        Logarithm of the number of partitions P.
+    starts_out : int32[P + 1], written
+        Partition p is ``keys[starts_out[p]:starts_out[p + 1]]``.
+
+    Returns
+    -------
+    bool
+        Whether the keys are grouped by ascending partition; if not, ``starts_out`` holds nothing.
+    """
+    starts_out[:] = 0
+    at = np.uint64(0)
+    shift = np.uint64(63 - bits)
+    for i in range(keys.shape[0]):
+        partition = (spread(keys[i]) >> _U1) >> shift
+        if partition < at:
+            return False
+        at = partition
+        starts_out[at + _U1] = i + 1
+    for p in range(1, starts_out.shape[0]):
+        starts_out[p] = max(starts_out[p], starts_out[p - 1])
+    return True
 
 
 @njit(cache=True, nogil=True)
@@ -113,139 +118,183 @@ def row_starts(counts, starts_out):
 
 
 @njit(cache=True, nogil=True)
-def rows_size(starts, dense, order):
-    """Upper bound of the entries that ``take_rows`` writes for the rows in ``order``.
+def slot_weights(counts, values_out):
+    """Values of entries of which each of the n in a slot weighs 1/n.
 
     Parameters
     ----------
-    starts : int64[rows + 1], read
-        From ``row_starts``.
-    dense : float32[rows, d], read
-    order : int64[b], read
-        Row numbers.
-
-    Returns
-    -------
-    int
+    counts : uint8, uint16, uint32 or int32[rows, slots], read
+    values_out : float32[nnz], written
     """
-    size = 0
-    for i in range(order.shape[0]):
+    at = 0
+    for r in range(counts.shape[0]):
+        for s in range(counts.shape[1]):
+            n = np.int64(counts[r, s])
+            for _ in range(n):
+                values_out[at] = np.float32(1) / np.float32(n)
+                at += 1
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _ask(index, starts, order, i):
+    """Prefetch the entries of row ``order[i]``, if there is one."""
+    if i < order.shape[0]:
         row = order[i]
-        size += starts[row + 1] - starts[row]
-        for j in range(dense.shape[1]):
-            if dense[row, j] != 0:
-                size += 1
-    return size
+        at = address(index) + starts[row] * index.itemsize
+        end = address(index) + starts[row + 1] * index.itemsize
+        while at < end:
+            prefetch(at)
+            at += 64
 
 
 @njit(cache=True, nogil=True)
-def _put(key, value, begin, end, place, index_out, values_out):
+def mark_rows(index, starts, dense, dense_at, order, marks):
+    """Mark the keys that some rows of a block hold, and rank them.
+
+    Parameters
+    ----------
+    index : uint16, uint32 or int32[nnz], read
+        The block's entries, as numbers below block_keys, row after row.
+    starts : int64[rows + 1], read
+        From ``row_starts``.
+    dense : float32[rows, d], read
+    dense_at : uint16, uint32 or int64[d], read
+        Numbers of the dense keys.
+    order : int64[b], read
+        Row numbers.
+    marks : uint64[words, 2], all zero on entry, read and written
+        ``64 * words >= block_keys + 1``. Bit i of ``marks[j, 0]`` stands for number 64 j + i;
+        ``marks[j, 1]`` counts the marks of the words before.
+
+    Returns
+    -------
+    count, size : int
+        Distinct keys, and entries of the rows; -1 and the row where ``order`` names one that is
+        not there (no row is marked then).
+    """
+    rows = starts.shape[0] - 1
+    for i in range(order.shape[0]):
+        if order[i] < 0 or order[i] >= rows:
+            return -1, order[i]
+    size = 0
+    for i in range(order.shape[0]):
+        _ask(index, starts, order, i + ROWS_AHEAD)
+        row = order[i]
+        for t in range(np.uint64(starts[row]), np.uint64(starts[row + 1])):
+            number = np.uint64(index[t])
+            marks[number >> _U6, 0] |= _U1 << (number & _LAST_BIT)
+        size += starts[row + 1] - starts[row]
+        for j in range(dense.shape[1]):
+            if dense[row, j] != 0:
+                number = np.uint64(dense_at[j])
+                marks[number >> _U6, 0] |= _U1 << (number & _LAST_BIT)
+                size += 1
+    count = _U0
+    for word in range(marks.shape[0]):
+        marks[word, 1] = count
+        count += ones(marks[word, 0])
+    return np.int64(count), size
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _rank(number, marks):
+    """How many marked numbers are smaller."""
+    word = number >> _U6
+    below = (_U1 << (number & _LAST_BIT)) - _U1
+    return marks[word, 1] + ones(marks[word, 0] & below)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _put(number, value, begin, end, marks, cells, index_out, values_out):
     """Add an entry to the row that began at ``begin``; returns the row's new end."""
-    at = place[key]
-    # ``place`` is never cleared: what an earlier row or call left there fails one of the tests.
-    if begin <= at < end and index_out[at] == key:
-        values_out[at] += value
+    local = _rank(number, marks)
+    cell = cells[local]
+    after = cell >> _U32  # the position of the key's last entry, plus 1
+    if after > begin:
+        values_out[after - _U1] += value
         return end
-    place[key] = end
-    index_out[end] = key
+    cells[local] = ((end + _U1) << _U32) | ((cell & _COUNT) + _U1)
+    index_out[end] = local
     values_out[end] = value
-    return end + 1
+    return end + _U1
 
 
 @njit(cache=True, nogil=True)
 def take_rows(
-    index,
-    counts,
-    starts,
-    values,
-    dense,
-    dense_at,
-    order,
-    mean,
-    place,
-    indptr_out,
-    index_out,
-    values_out,
+    index, starts, dense, dense_at, order, marks, values, cells, indptr_out, index_out, values_out
 ):
-    """Build the CSR of some rows of a block, each key once per row.
+    """Build the CSR of the rows that were marked, each key once per row.
 
     A key that a row repeats becomes one entry with the sum of its values, at its first place:
     the square terms of FM would otherwise count its parts as if they were different keys.
 
     Parameters
     ----------
-    index : uint16, uint32 or int32[nnz], read
-        The block's entries, as numbers below block_keys, row after row.
-    counts : uint8, uint16, uint32 or int32[rows, slots], read
-        Entries of a row in each slot, in the order of ``index``.
-    starts : int64[rows + 1], read
-        From ``row_starts``.
+    index, starts, dense, dense_at, order, marks : read
+        As for ``mark_rows``, after it.
     values : float32[nnz] or float32[0], read
-        Empty: every value is 1. Not read when ``mean``.
-    dense : float32[rows, d], read
-        Number j of a row becomes an entry of key ``dense_at + j``, after the others; numbers
-        equal to 0 are left out.
-    dense_at : int
-        The block's number of the first dense key.
-    order : int64[b], read
-        Row numbers of the batch.
-    mean : bool
-        Each of the n entries of a slot weighs 1/n.
-    place : int64[block_keys], read and written
-        Scratch; may hold anything.
+        Empty: every value is 1.
+    cells : uint64[count], all zero on entry, written
+        The low half counts the rows that hold a key; the high half is scratch.
     indptr_out : int64[b + 1], written
-    index_out : int32[rows_size], first nnz written
-        Still the block's numbers.
-    values_out : float32[rows_size], first nnz written
+    index_out : int32[size], first nnz written
+        Ranks of the block's numbers among those that are marked.
+    values_out : float32[size], first nnz written
+        ``dense[row, j]`` for the dense key j, after the others; numbers equal to 0 are left out.
 
     Returns
     -------
     int
-        nnz, the entries written: ``indptr_out[b]``.
+        nnz, the entries written: ``indptr_out[b]``, below 2^32.
     """
-    end = 0
+    end = _U0
     for i in range(order.shape[0]):
-        row = order[i]
-        begin = indptr_out[i] = end
-        at = starts[row]
-        for s in range(counts.shape[1]):
-            n = np.int64(counts[row, s])
-            for t in range(at, at + n):
-                value = np.float32(1)
-                if mean:
-                    value = np.float32(1) / np.float32(n)
-                elif values.shape[0] > 0:
-                    value = values[t]
-                end = _put(np.int64(index[t]), value, begin, end, place, index_out, values_out)
-            at += n
+        _ask(index, starts, order, i + ROWS_AHEAD)
+        row, begin = order[i], end
+        indptr_out[i] = begin
+        for t in range(np.uint64(starts[row]), np.uint64(starts[row + 1])):
+            value = values[t] if values.shape[0] > 0 else np.float32(1)
+            number = np.uint64(index[t])
+            end = _put(number, value, begin, end, marks, cells, index_out, values_out)
         for j in range(dense.shape[1]):
-            if dense[row, j] != 0:
-                end = _put(dense_at + j, dense[row, j], begin, end, place, index_out, values_out)
+            value = dense[row, j]
+            if value != 0:
+                number = np.uint64(dense_at[j])
+                end = _put(number, value, begin, end, marks, cells, index_out, values_out)
     indptr_out[order.shape[0]] = end
-    return end
+    return np.int64(end)
 
 
 @njit(cache=True, nogil=True)
-def row_counts(indptr, index, stamp, counts_out):
-    """How many rows of a batch hold each key; a key that a row repeats counts once.
+def take_keys(keys, starts, marks, cells, keys_out, starts_out, counts_out):
+    """The marked keys of a block, and how many rows hold each; clears the marks.
 
     Parameters
     ----------
-    indptr : int64[rows + 1], read
-    index : int32[nnz], read
-        Numbers below k.
-    stamp : int32 or int64[k], written
-        Scratch; may hold anything.
-    counts_out : int32[k], written
+    keys : uint64[block_keys], read
+        Grouped by partition.
+    starts : int32[partitions + 1], read
+        Borders of the partitions in ``keys``.
+    marks : uint64[words, 2], read; all zero on exit
+        From ``mark_rows``.
+    cells : uint64[count], read
+        From ``take_rows``.
+    keys_out : uint64[count], written
+    starts_out : int32[partitions + 1], written
+    counts_out : int32[count], written
     """
-    counts_out[:] = 0
-    stamp[:] = -1
-    for r in range(indptr.shape[0] - 1):
-        for i in range(indptr[r], indptr[r + 1]):
-            key = index[i]
-            if stamp[key] != r:
-                stamp[key] = r
-                counts_out[key] += 1
+    for p in range(starts.shape[0]):
+        starts_out[p] = _rank(np.uint64(starts[p]), marks)
+    n = _U0
+    for word in range(marks.shape[0]):
+        bits, number = marks[word, 0], np.uint64(word) << _U6
+        while bits:
+            keys_out[n] = keys[number + trailing_zeros(bits)]
+            bits &= bits - _U1
+            n += _U1
+        marks[word, 0] = marks[word, 1] = _U0
+    for i in range(counts_out.shape[0]):
+        counts_out[i] = cells[i] & _COUNT
 
 
 @njit(cache=True, nogil=True)

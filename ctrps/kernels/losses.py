@@ -1,17 +1,38 @@
 """Predictions, log loss and gradients of LR and FM over a minibatch in CSR form.
 
-Margins (log-odds) are float32; within a row they are summed in float64, in the order of the
-entries, and gradients are summed in float32 over the rows in their order. Nothing here runs in
-parallel, so the bits depend on the batch alone.
+Margins (log-odds) are float32. Within a row w x is summed in float64 and the pairs of each factor
+in float32, in an order that the entries alone fix; gradients are summed in float32 over the rows in
+their order. Nothing here runs in parallel, so the bits of a row's margin depend on the row alone,
+and those of a gradient on the batch.
 
 Keys are distinct inside a row (``csr.take_rows`` merges repeats). Weights and gradients have one
-row per key of the batch: column 0 is ``w``, FM's columns 1..dim are ``v``.
+row per key of the batch: column 0 is ``w``, FM's columns 1..dim are ``v``. They are C-contiguous,
+and numbers of keys are not negative: as unsigned numbers they spare numba's check.
 """
 
 import math
 
 import numpy as np
 from numba import njit
+
+from ctrps.kernels.vectors import (
+    EIGHT,
+    FOUR,
+    ONE,
+    address,
+    fill,
+    load,
+    prefetch,
+    store,
+    total,
+)
+
+AHEAD = 48
+"""Entries between asking for the row of a key and using it: a large batch's do not fit the cache
+that is near."""
+
+_F0 = np.float32(0)
+_U1, _U2, _U3, _U4 = (np.uint64(i) for i in range(1, 5))
 
 
 @njit(cache=True, nogil=True)
@@ -89,12 +110,16 @@ def logloss_residual(margins, labels, residuals):
     float64
         Sum of the log loss in nats, in row order.
     """
-    total = 0.0
+    loss = 0.0
     for r in range(margins.shape[0]):
         z = np.float64(margins[r])
-        residuals[r] = -sigmoid(-z) if labels[r] > 0 else sigmoid(z)
-        total += logloss(z, labels[r])
-    return total
+        # The margin that speaks against the label: sigmoid(m) is what the residual lacks of 0.
+        m = -z if labels[r] > 0 else z
+        e = math.exp(-abs(m))
+        p = 1.0 / (1.0 + e) if m >= 0 else e / (1.0 + e)
+        residuals[r] = -p if labels[r] > 0 else p
+        loss += max(m, 0.0) + math.log1p(e)
+    return loss
 
 
 @njit(cache=True, nogil=True)
@@ -109,10 +134,27 @@ def ordered_sum(numbers):
     -------
     float32[1]
     """
-    total = 0.0
+    added = 0.0
     for i in range(numbers.shape[0]):
-        total += numbers[i]
-    return np.full(1, total, np.float32)
+        added += numbers[i]
+    return np.full(1, added, np.float32)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _wx(index, values, w, begin, end):
+    """Sum of w x over entries ``begin … end``: four sums, which need not wait for each other."""
+    a = b = c = d = 0.0
+    i = begin
+    while i + _U4 <= end:
+        a += np.float64(w[np.uint32(index[i]), 0]) * np.float64(values[i])
+        b += np.float64(w[np.uint32(index[i + _U1]), 0]) * np.float64(values[i + _U1])
+        c += np.float64(w[np.uint32(index[i + _U2]), 0]) * np.float64(values[i + _U2])
+        d += np.float64(w[np.uint32(index[i + _U3]), 0]) * np.float64(values[i + _U3])
+        i += _U4
+    while i < end:
+        a += np.float64(w[np.uint32(index[i]), 0]) * np.float64(values[i])
+        i += _U1
+    return (a + b) + (c + d)
 
 
 @njit(cache=True, nogil=True)
@@ -130,10 +172,8 @@ def lr_forward(indptr, index, values, w, bias, margins):
     margins : float32[rows], written
     """
     for r in range(margins.shape[0]):
-        z = np.float64(bias)
-        for i in range(indptr[r], indptr[r + 1]):
-            z += np.float64(w[index[i], 0]) * np.float64(values[i])
-        margins[r] = z
+        begin, end = np.uint64(indptr[r]), np.uint64(indptr[r + 1])
+        margins[r] = bias + _wx(index, values, w, begin, end)
 
 
 @njit(cache=True, nogil=True)
@@ -149,8 +189,31 @@ def lr_gradient(indptr, index, values, residuals, g):
     g : float32[k, 1], read and written
     """
     for r in range(residuals.shape[0]):
-        for i in range(indptr[r], indptr[r + 1]):
-            g[index[i], 0] += residuals[r] * values[i]
+        for i in range(np.uint64(indptr[r]), np.uint64(indptr[r + 1])):
+            g[np.uint32(index[i]), 0] += residuals[r] * values[i]
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _ask(row, size):
+    """Prefetch the row of ``size`` bytes at an address."""
+    past = 0
+    while past < size - 4:
+        prefetch(row + past)
+        past += 64
+    prefetch(row + size - 4)
+
+
+@njit(cache=True, nogil=True)
+def _pairs(rows, size, index, values, begin, end, column, tag, sums):
+    """The pairs of a row in some factors: each entry with the sum of those before it."""
+    before, pairs = fill(tag, _F0), fill(tag, _F0)
+    for i in range(begin, end):
+        row = rows + np.int64(np.uint32(index[i])) * size
+        vx = load(tag, row, column) * values[i]
+        pairs = pairs + vx * before
+        before = before + vx
+    store(before, sums, column - 1)
+    return total(pairs)
 
 
 @njit(cache=True, nogil=True)
@@ -175,20 +238,32 @@ def fm_forward(indptr, index, values, wv, bias, margins, sums):
     (sum v x)^2 - sum (v x)^2, but by pairing each entry with the sum of those before it: the
     same work, and no difference of two large numbers.
     """
-    dim = sums.shape[1]
+    dim, nnz = sums.shape[1], np.uint64(index.shape[0])
+    rows, size, at = address(wv), 4 * wv.shape[1], address(sums)
     for r in range(margins.shape[0]):
-        z = np.float64(bias)
-        sums[r, :] = 0
-        for i in range(indptr[r], indptr[r + 1]):
-            key, x = index[i], values[i]
-            z += np.float64(wv[key, 0]) * np.float64(x)
-            pairs = np.float32(0)
-            for f in range(dim):
-                vx = wv[key, 1 + f] * x
-                pairs += vx * sums[r, f]
-                sums[r, f] += vx
-            z += np.float64(pairs)
+        begin, end = np.uint64(indptr[r]), np.uint64(indptr[r + 1])
+        for i in range(begin + np.uint64(AHEAD), min(end + np.uint64(AHEAD), nnz)):
+            _ask(rows + np.int64(np.uint32(index[i])) * size, size)
+        z = bias + _wx(index, values, wv, begin, end)
+        f = 1
+        while f + 7 <= dim:
+            z += _pairs(rows, size, index, values, begin, end, f, EIGHT, at)
+            f += 8
+        if f + 3 <= dim:
+            z += _pairs(rows, size, index, values, begin, end, f, FOUR, at)
+            f += 4
+        while f <= dim:
+            z += _pairs(rows, size, index, values, begin, end, f, ONE, at)
+            f += 1
         margins[r] = z
+        at += 4 * dim
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _add_pairs(v, g, column, tag, sums, x, step):
+    """Add one entry's part of the gradient by some factors: step (sum - v x)."""
+    others = load(tag, sums, column - 1) - load(tag, v, column) * x
+    store(load(tag, g, column) + others * step, g, column)
 
 
 @njit(cache=True, nogil=True)
@@ -211,10 +286,25 @@ def fm_gradient(indptr, index, values, wv, sums, residuals, g):
     -----
     Rendle, ICDM 2010, equation 4: dz/dw = x, dz/dv_f = x (sum_f - v_f x).
     """
+    dim, nnz = sums.shape[1], np.uint64(index.shape[0])
+    rows, out, size, before = address(wv), address(g), 4 * wv.shape[1], address(sums)
     for r in range(residuals.shape[0]):
-        for i in range(indptr[r], indptr[r + 1]):
-            key, x = index[i], values[i]
+        for i in range(np.uint64(indptr[r]), np.uint64(indptr[r + 1])):
+            if i + np.uint64(AHEAD) < nnz:
+                at = np.int64(np.uint32(index[i + np.uint64(AHEAD)])) * size
+                _ask(rows + at, size)
+                _ask(out + at, size)
+            at, x = np.int64(np.uint32(index[i])) * size, values[i]
             step = residuals[r] * x
-            g[key, 0] += step
-            for f in range(sums.shape[1]):
-                g[key, 1 + f] += step * (sums[r, f] - wv[key, 1 + f] * x)
+            g[np.uint32(index[i]), 0] += step
+            f = 1
+            while f + 7 <= dim:
+                _add_pairs(rows + at, out + at, f, EIGHT, before, x, step)
+                f += 8
+            if f + 3 <= dim:
+                _add_pairs(rows + at, out + at, f, FOUR, before, x, step)
+                f += 4
+            while f <= dim:
+                _add_pairs(rows + at, out + at, f, ONE, before, x, step)
+                f += 1
+        before += 4 * dim

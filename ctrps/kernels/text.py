@@ -1,14 +1,17 @@
-"""Bytes of text to numbers: single numbers, keys and labels, and rows of the libsvm format.
+"""Bytes of text to numbers: single numbers, keys and labels, rows of the libsvm and dummy formats.
 
-``libsvm_rows`` works on a buffer whose last line may be broken off, and says
-how far it got, so that the caller can put more bytes behind the rest. A row
-that cannot be read is reported by its place and left out; nothing is guessed.
+``libsvm_rows`` and ``dummy_rows`` work on a buffer whose last line may be
+broken off, and say how far they got, so that the caller can put more bytes
+behind the rest. A row that cannot be read is reported by its place and left
+out; nothing is guessed.
 Tables of fields are ``fields``'s business, files and the wording of errors
 ``ctrps.data``'s.
 """
 
 import numpy as np
 from numba import njit
+
+from ctrps.kernels.bits import digits_before, eight_bytes, number_before
 
 NEWLINE, RETURN, TAB, BLANK = 10, 13, 9, 32
 PLUS, MINUS, POINT, COLON, ZERO, NINE = 43, 45, 46, 58, 48, 57
@@ -19,12 +22,14 @@ GOOD, BAD, INEXACT = 0, 1, 2
 REQUIRED, OPTIONAL, NONE = 0, 1, 2
 """Whether rows hold a label; with OPTIONAL the row itself shows it."""
 
-LABEL, FEATURE = 1, 2
+LABEL, FEATURE, INDEX = 1, 2, 14
 """Reasons of bad rows: what was expected at the given place."""
 
 TEN = np.uint64(10)
 LAST_KEY = np.uint64(2**64 - 1)
 MAX_DIGITS = 19  # every number of 19 digits fits 64 bits
+_TENS = np.array([10**e for e in range(8)], np.uint64)
+_ROOM = 24  # bytes that a plain pair is looked at ahead
 POWERS = np.array([float(10**e) for e in range(23)])  # 10^22 is the last exact double
 EXACT = np.uint64(1 << 53)
 # At most seven roundings of half a unit in 2^53 happen on the way to an inexact number.
@@ -152,6 +157,10 @@ def parse_key(buf, start, end):
     good : bool
     key : uint64
     """
+    size = np.uint64(end - start)
+    if 0 < size <= 8 and start + 8 <= buf.shape[0]:
+        word = eight_bytes(buf, start)
+        return digits_before(word) >= size, number_before(word, size)
     key = np.uint64(0)
     fits = start < end
     for at in range(start, end):
@@ -228,6 +237,13 @@ def libsvm_rows(buf, final, mode, keys, values, counts, labels, bad, asked):
     """
     at = rows = nnz = found = asks = 0
     while at < buf.shape[0] and found < bad.shape[0]:
+        after, have, ask = _plain_libsvm_row(
+            buf, at, mode, keys, values, labels, rows, nnz, asked, asks
+        )
+        if after > at:
+            counts[rows] = have - nnz
+            at, rows, nnz, asks = after, rows + 1, have, ask
+            continue
         end = find(buf, at, buf.shape[0], NEWLINE)
         if end == buf.shape[0] and not final:
             break
@@ -248,6 +264,64 @@ def libsvm_rows(buf, final, mode, keys, values, counts, labels, bad, asked):
                 found += 1
         at = end + 1
     return min(at, buf.shape[0]), rows, nnz, found, asks
+
+
+@njit(cache=True, nogil=True)
+def _plain_libsvm_row(buf, at, mode, keys, values, labels, row, have, asked, asks):
+    """Read a row as programs write it, eight bytes at a time; return its end, nnz, asks.
+
+    The end is ``at`` where the row is of another kind, perhaps a bad one, or too near the end of
+    ``buf`` to look at eight bytes: then nothing is said of it.
+    """
+    begin, before, last = at, have, buf.shape[0] - _ROOM
+    labels[row] = np.nan
+    if mode != NONE and at < last:
+        sign = 1 if buf[at] == MINUS or buf[at] == PLUS else 0
+        digit = buf[at + sign] - ZERO
+        if 0 <= digit <= 1 and buf[at + sign + 1] == BLANK:
+            labels[row] = digit if buf[at] != MINUS else 0
+            at += sign + 2
+        elif mode == REQUIRED:
+            return begin, have, asks
+    while at < last:
+        word = eight_bytes(buf, at)
+        count = digits_before(word)
+        if count == 0:
+            ends = buf[at] == NEWLINE and buf[at - 1] == BLANK and have > before
+            return at + 1 if ends else begin, have, asks
+        key = number_before(word, count)
+        at += np.int64(count)
+        if count == 8:
+            word = eight_bytes(buf, at)
+            count = digits_before(word)
+            if count == 8:
+                return begin, have, asks
+            if count > 0:
+                key = key * _TENS[count] + number_before(word, count)
+                at += np.int64(count)
+        if buf[at] != COLON:
+            return begin, have, asks
+        keys[have] = key
+        start, at = at + 1, at + 2
+        digit, behind = buf[start] - ZERO, buf[at]
+        if 0 <= digit <= 9 and (behind == BLANK or behind == NEWLINE):
+            values[have] = digit
+        else:
+            at = start
+            while at < last and buf[at] != BLANK and buf[at] != NEWLINE:
+                at += 1
+            status, value = parse_number(buf, start, at)
+            if status == BAD:
+                return begin, have, asks
+            values[have], behind = value, buf[at]
+            if status == INEXACT:
+                asked[asks, 0], asked[asks, 1], asked[asks, 2] = have, start, at
+                asks += 1
+        have += 1
+        at += 1
+        if behind == NEWLINE:
+            return at, have, asks
+    return begin, have, asks
 
 
 @njit(cache=True, nogil=True)
@@ -281,3 +355,52 @@ def _libsvm_pair(buf, start, end, keys, values, at, asked, asks):
         asked[asks, 0], asked[asks, 1], asked[asks, 2] = at, colon + 1, end
         asks += 1
     return GOOD, asks
+
+
+@njit(cache=True, nogil=True)
+def dummy_rows(buf, final, mode, keys, counts, labels, bad):
+    """Read lines ``label index index ...``: the libsvm format without values, each of which is 1.
+
+    As ``libsvm_rows``, but a row does not show whether it begins with a label.
+
+    Parameters
+    ----------
+    buf, final
+        As there.
+    mode : int
+        NONE: the first token is an index. Otherwise it is the label.
+    keys : uint64[m], written
+        m >= n // 2 + 1; in row order.
+    counts, labels
+        As there.
+    bad : int64[b, 3], written, b >= 1
+        As there; reasons are LABEL and INDEX.
+
+    Returns
+    -------
+    position, rows, nnz, bad rows : int
+    """
+    at = rows = nnz = found = 0
+    labelled = NONE if mode == NONE else REQUIRED
+    while at < buf.shape[0] and found < bad.shape[0]:
+        end = find(buf, at, buf.shape[0], NEWLINE)
+        if end == buf.shape[0] and not final:
+            break
+        first, last = trim(buf, at, end)
+        if first < last:
+            reason, to, labels[rows] = _libsvm_label(buf, first, last, labelled)
+            begin, have = first, nnz
+            while reason == GOOD and to < last:
+                begin, _ = trim(buf, to, last)
+                to = _token_end(buf, begin, last)
+                good, keys[have] = parse_key(buf, begin, to)
+                reason = GOOD if good else INDEX
+                have += 1
+            if reason == GOOD:
+                counts[rows] = have - nnz
+                rows, nnz = rows + 1, have
+            else:
+                bad[found, 0], bad[found, 1], bad[found, 2] = reason, begin, to
+                found += 1
+        at = end + 1
+    return min(at, buf.shape[0]), rows, nnz, found
