@@ -325,7 +325,7 @@ def fold(where, gradients, counts, acc, acc_counts):
 
     Parameters
     ----------
-    where : int64[k], read
+    where : int32 or int64[k], read
         Distinct row numbers of ``acc``.
     gradients : float32[k, dim], read
     counts : int32[k], read, >= 1

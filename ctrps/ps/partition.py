@@ -8,7 +8,6 @@ same bits.
 """
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -48,20 +47,16 @@ class Contribution(NamedTuple):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Fold:
-    """The keys of one step with the sums over its lanes, and then the weights before it.
+class Fold(NamedTuple):
+    """The keys of one step with the sums over its lanes.
 
     Attributes
     ----------
-    index : uint64[capacity, 2]
-        key -> position in the arrays below.
     keys : uint64[k]
     gradient : float32[k, dim]
     counts : int32[k]
     """
 
-    index: np.ndarray
     keys: np.ndarray
     gradient: np.ndarray
     counts: np.ndarray
@@ -72,20 +67,26 @@ class Fold:
 
         Each key's sum is a chain of float32 additions in that order, wherever the key lives.
         """
-        most = sum(len(keys) for keys, *_ in parts)
-        index = key_kernels.index_new(key_kernels.index_capacity(most))
-        all_keys = np.empty(most, np.uint64)
-        gradient = np.empty((most, dim), np.float32)
-        counts = np.zeros(most, np.int32)
-        used = 0
+        if len(parts) == 1:
+            return cls(*parts[0])
+        every = np.concatenate([np.empty(0, np.uint64), *(keys for keys, *_ in parts)])
+        distinct, where = np.empty(len(every), np.uint64), np.empty(len(every), np.int32)
+        scratch = np.zeros(key_kernels.index_capacity(len(every)), np.int32)
+        used = csr.dedup_keys(every, scratch, distinct, where)
+        gradient, counts = np.empty((used, dim), np.float32), np.zeros(used, np.int32)
+        at = 0
         for keys, part_gradient, part_counts in parts:
-            where = np.empty(len(keys), np.int64)
-            new = np.empty(len(keys), np.int64)
-            first = used
-            used, fresh = key_kernels.index_insert(index, keys, first, where, new)
-            all_keys[first:used] = keys[new[:fresh]]
-            csr.fold(where, part_gradient, part_counts, gradient, counts)
-        return cls(index, all_keys[:used], gradient[:used], counts[:used])
+            csr.fold(where[at : at + len(keys)], part_gradient, part_counts, gradient, counts)
+            at += len(keys)
+        return cls(distinct[:used], gradient, counts)
+
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        """Positions int64[n] of ``keys``, -1 where absent."""
+        index = key_kernels.index_new(key_kernels.index_capacity(len(self.keys)))
+        key_kernels.index_build(index, self.keys)
+        where = np.empty(len(keys), np.int64)
+        key_kernels.index_find(index, keys, where)
+        return where
 
 
 class Undo(NamedTuple):
@@ -172,8 +173,7 @@ class PartitionSet:
 
     @staticmethod
     def _before(fold: Fold, before: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        where = np.empty(len(keys), np.int64)
-        key_kernels.index_find(fold.index, keys, where)
+        where = fold.find(keys)
         if (where < 0).any():
             raise LocalProtocolError("a pull of the step before asks for a key that was not in it")
         return before[where]
