@@ -27,6 +27,7 @@ from ctrps.screen import (
     Overrides,
     Overwrite,
     load,
+    loading,
     one_of,
     print_json,
     reported,
@@ -116,13 +117,15 @@ def train(
 
     Example: ctrps train -c job.yaml --threads 2
     """
-    from ctrps.runtime.dashboard import ProgressLine
-    from ctrps.runtime.local import train as run
+    with loading():
+        from ctrps.runtime.dashboard import ProgressLine
+        from ctrps.runtime.local import train as run
+        from ctrps.runtime.warm import announcing
 
     more = (f"train.threads={threads}",) if threads else ()
     job = load(config, overrides, more)
     one_of("--progress", progress, ("auto", "plain", "none"))
-    with ProgressLine(sys.stderr, progress) as line:
+    with ProgressLine(sys.stderr, progress) as line, announcing(line.compiling):
         summary = run(job, overwrite, line.show, line.converting)
     _show_summary(summary, as_json)
 
@@ -153,15 +156,17 @@ def launch(
 
     Example: ctrps launch -c job.yaml -s 2 -w 2
     """
-    from ctrps.runtime.dashboard import ProgressLine
-    from ctrps.runtime.launch import launch as run
+    with loading():
+        from ctrps.runtime.dashboard import ProgressLine
+        from ctrps.runtime.launch import launch as run
+        from ctrps.runtime.warm import announcing
 
     counts = {"cluster.servers": servers, "cluster.workers": workers}
     more = tuple(f"{key}={count}" for key, count in counts.items() if count is not None)
     job = load(config, overrides, more)
     one_of("--progress", progress, ("auto", "plain", "none"))
-    with ProgressLine(sys.stderr, progress) as line:
-        summary = run(job, overwrite, line.show, line.tell, line.converting)
+    with ProgressLine(sys.stderr, progress) as line, announcing(line.compiling):
+        summary = run(job, overwrite, line.show, line.tell, status_of, line.converting)
     _show_summary(summary, as_json)
 
 
@@ -174,6 +179,10 @@ def _show_summary(summary: dict[str, Any], as_json: bool) -> None:
         f"({summary['rows_per_s']:,.0f} rows/s), {summary['steps']:,} steps; "
         f"{summary['wall_s']:.1f} s in all"
     )
+    for role, spent in summary.get("time", {}).items():
+        parts = ", ".join(f"{name} {100 * share:.0f} %" for name, share in spent.items())
+        wire = f"; {summary['wire_bytes_per_row']:,.0f} bytes/row" if role == "worker" else ""
+        print(f"{role:13} {parts}{wire}")
     print(f"model         {summary['model']} ({summary['keys']:,} keys)")
     print(f"digest        {summary['model_digest']}")
     if summary["rejected"]:
@@ -213,8 +222,9 @@ def scheduler(
 
     Example: ctrps scheduler -c job.yaml --set cluster.scheduler=127.0.0.1:9000
     """
-    _bind_to(parent)
-    from ctrps.runtime.roles import SchedulerProcess
+    with loading():
+        _bind_to(parent)
+        from ctrps.runtime.roles import SchedulerProcess
 
     log = _logger("scheduler")
     process = SchedulerProcess(load(config, overrides), overwrite, log)
@@ -239,8 +249,9 @@ def server(
 
     Example: CTRPS_SCHEDULER=127.0.0.1:9000 ctrps server -c job.yaml
     """
-    _bind_to(parent)
-    from ctrps.runtime.roles import ServerProcess
+    with loading():
+        _bind_to(parent)
+        from ctrps.runtime.roles import ServerProcess
 
     job = load(config, overrides)
     _end(ServerProcess(job, _scheduler_of(job, scheduler), _logger("server"), rank).run())
@@ -259,8 +270,9 @@ def worker(
 
     Example: CTRPS_SCHEDULER=127.0.0.1:9000 ctrps worker -c job.yaml
     """
-    _bind_to(parent)
-    from ctrps.runtime.roles import WorkerProcess
+    with loading():
+        _bind_to(parent)
+        from ctrps.runtime.roles import WorkerProcess
 
     job = load(config, overrides)
     _end(WorkerProcess(job, _scheduler_of(job, scheduler), _logger("worker"), rank).run())
@@ -268,7 +280,7 @@ def worker(
 
 def _bind_to(parent: int | None) -> None:
     if parent is not None:
-        from ctrps.runtime.launch import die_with
+        from ctrps.runtime.nursery import die_with
 
         die_with(parent)
 
@@ -314,7 +326,7 @@ def predict(
         Option(
             "--labels",
             metavar="optional|none",
-            help="none: libsvm and libffm rows have no label in front.",
+            help="none: rows of indices have no label in front.",
         ),
     ] = "optional",
     format: Format = "auto",
@@ -326,8 +338,9 @@ def predict(
 
     Example: ctrps predict --model runs/job/model --data today.csv -o scores.csv
     """
-    from ctrps import predict as predicting
-    from ctrps.data.convert import expand
+    with loading():
+        from ctrps import predict as predicting
+        from ctrps.data.convert import expand
 
     one_of("--labels", labels, ("optional", "none"))
     loaded = predicting.LoadedModel.open(model)
@@ -366,8 +379,9 @@ def evaluate(
 
     Example: ctrps evaluate --model runs/job/model --data 'runs/job/data/test-*.shard'
     """
-    from ctrps import predict as predicting
-    from ctrps.data.convert import expand
+    with loading():
+        from ctrps import predict as predicting
+        from ctrps.data.convert import expand
 
     loaded = predicting.LoadedModel.open(model)
     report = predicting.evaluate(loaded, expand(data), max_bad=max_bad, format=format)
@@ -426,6 +440,15 @@ def config_show(
         print_json(job.model_dump(mode="json"))
     else:
         print(job.dump_yaml(origins=origin), end="")
+
+
+def status_of(arguments: list[str]) -> int:
+    """Run a command line in this process; returns its exit status."""
+    try:
+        app(arguments)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
 
 
 def main() -> None:

@@ -396,6 +396,18 @@ assert not heavy, heavy
         assert found.returncode == 0, found.stderr
 
 
+def test_training_loads_only_what_it_needs():
+    """scipy may be there for Numba to look for, and still be imported afterwards."""
+    code = """
+import sys
+import ctrps.runtime.dashboard, ctrps.runtime.launch, ctrps.runtime.local
+heavy = {"pandas", "pyarrow", "rich", "scipy"} & set(sys.modules)
+assert not heavy, heavy
+import scipy.linalg
+"""
+    assert python("-c", code).stderr == ""
+
+
 def test_an_error_that_nobody_reads_keeps_its_status(tmp_path):
     (tmp_path / "job.yaml").write_text("train: {lanes: no, passes: 0}\nmodell: {}\n")
     command = [sys.executable, "-m", "ctrps", "config", "show", "-c", str(tmp_path / "job.yaml")]

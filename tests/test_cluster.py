@@ -122,6 +122,25 @@ def test_a_run_leaves_its_settings_figures_logs_and_summary(lab, data):
     assert again.stdout == ""
 
 
+def test_launch_compiles_once_and_forks_its_processes(lab, data):
+    """With an empty cache it says what it does; nothing is compiled once all have started."""
+    kernels, folder = lab.folder / "kernels", lab.folder / "run"
+    given = options(job(data, folder, train_passes=30))
+    environ = {"NUMBA_CACHE_DIR": str(kernels)}
+    run = lab.start("launch", "-s", "1", "-w", "1", *given, environ=environ)
+    run.until_progress(folder)
+    children = psutil.Process(run.process.pid).children()
+    assert sorted(child.cmdline()[:2] for child in children) == [
+        ["ctrps", role] for role in ("nursery", "scheduler", "server", "worker")
+    ]
+    run.ends(0)
+    assert run.stderr.count("compiling kernels, once for this machine") == 1
+    started = (folder / "logs").stat().st_mtime
+    compiled = {path.name: path.stat().st_mtime for path in kernels.rglob("*.nbc")}
+    assert compiled
+    assert not [name for name, when in compiled.items() if when > started]
+
+
 def test_lanes_that_run_out_of_rows_early(lab, tmp_path):
     files = [
         write_rows(tmp_path / f"part-{number}.libsvm", rows, seed=number)
@@ -380,6 +399,24 @@ def test_more_passes_go_on_with_another_number_of_servers(lab, data):
     ]
     assert len(scores[0]) == 500
     np.testing.assert_array_equal(*scores)
+
+
+def test_early_stopping_goes_on_with_the_best_figure_so_far(lab):
+    """A run of patience that had too few passes leaves its best model, and goes on from there."""
+    values = {
+        "data_train": write_rows(lab.folder / "train.libsvm", 400, seed=1),
+        "data_test": write_rows(lab.folder / "test.libsvm", 400, seed=2),
+        "train_patience": 2,
+        "train_passes": 40,
+        "optimizer_alpha": 0.3,
+    }
+    whole = trained(job(values, lab.folder / "whole"))
+    assert whole["stopped_early"]
+    fewer = trained(job(values, lab.folder / "run", train_passes=whole["passes"] - 1))
+    assert fewer["model_digest"] == whole["model_digest"] and not fewer["stopped_early"]
+    more = launched(lab, job(values, lab.folder / "run"), 1, 2).ends(0).json
+    for name in ("model_digest", "test", "passes", "stopped_early"):
+        assert more[name] == whole[name], name
 
 
 def test_a_model_that_cannot_be_read_ends_the_job(lab, data):

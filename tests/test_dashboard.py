@@ -1,6 +1,7 @@
 """Progress for people: plain lines for files and pipes, a live one for terminals, or none."""
 
 import io
+import threading
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,25 @@ def test_plain_on_a_terminal_is_plain(monkeypatch):
 
 def test_a_pass_without_figures_yet_has_a_line():
     assert "0 %" in shown(io.StringIO(), "plain", FIGURES | {"rows": 0, "pass_rows": 0})
+
+
+def test_compilation_is_told_once():
+    for mode, times in (("auto", 1), ("plain", 1), ("none", 0)):
+        stream = io.StringIO()
+        line = ProgressLine(stream, mode)
+        line.compiling()
+        line.compiling()
+        assert stream.getvalue().count("compiling kernels, once for this machine") == times
+
+
+def test_a_live_line_has_no_thread_before_it_shows_something(monkeypatch):
+    """``launch`` forks until then."""
+    monkeypatch.setenv("TERM", "xterm")
+    with ProgressLine(Terminal(), "auto") as line:
+        line.tell("starting")
+        before = threading.active_count()
+        line.show(FIGURES)
+        assert threading.active_count() == before + 1
 
 
 def test_conversion_is_told_every_few_seconds(monkeypatch):

@@ -5,10 +5,10 @@ Figures come as the lines of ``metrics.jsonl``. Nothing is computed here.
 
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 PLAIN_EVERY_S = 5.0
 CONVERTING_EVERY_S = 2.0
@@ -32,10 +32,9 @@ class ProgressLine:
         self._bar = _bar(stream) if live else None
         self._tasks: dict[int, TaskID] = {}
         self._said = -PLAIN_EVERY_S
+        self._compiling = False
 
     def __enter__(self) -> "ProgressLine":
-        if self._bar:
-            self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -58,6 +57,12 @@ class ProgressLine:
             share = 100 * done_bytes / max(all_bytes, 1)
             self.tell(f"{_clock()} converting {path.name}: {rows:,} rows, {share:.0f} %")
 
+    def compiling(self) -> None:
+        """Kernels are being compiled: said once."""
+        if not self._compiling and (self._plain or self._bar):
+            self._compiling = True
+            self.tell(f"{_clock()} compiling kernels, once for this machine: ten seconds or more")
+
     def show(self, figures: dict[str, Any]) -> None:
         """The newest figures of the run."""
         if self._bar:
@@ -70,6 +75,8 @@ class ProgressLine:
 
     def _show_live(self, figures: dict[str, Any]) -> None:
         assert self._bar is not None
+        # No sooner: it has a thread, and where there is one, `launch` cannot fork.
+        self._bar.start()
         number = int(figures["pass"])
         if number not in self._tasks:
             self._tasks[number] = self._bar.add_task("", total=figures["pass_rows"])
@@ -100,7 +107,11 @@ def _clock() -> str:
     return time.strftime("%H:%M:%S")
 
 
-def _bar(stream: TextIO) -> Progress:
+def _bar(stream: TextIO) -> "Progress":
+    # Only terminals need it, and its import takes a while.
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
     console = Console(file=stream)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(20), TimeRemainingColumn())
     return Progress(*columns, console=console, redirect_stdout=False, redirect_stderr=False)

@@ -1,30 +1,27 @@
 """A local cluster: start the processes, watch them, stop them all, and say what failed first."""
 
-import ctypes
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ctrps import checkpoint
-from ctrps.config import RESERVED_VARIABLES, JobConfig
+from ctrps.config import JobConfig
 from ctrps.data.convert import Progress
 from ctrps.errors import ClusterError, RunFailed, Stopped
 from ctrps.runtime.fused import check_cluster
 from ctrps.runtime.inputs import open_inputs
+from ctrps.runtime.nursery import Main, Process, Start, nursery
 from ctrps.runtime.roles import JOINED
 from ctrps.runtime.rundir import RunFolder, read_json, write_json
-from ctrps.runtime.warm import compiled, warm
+from ctrps.runtime.warm import warm
 
 Say = Callable[[dict[str, Any]], None]
 POLL_S = 0.05
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -33,7 +30,7 @@ class Child:
 
     role: str
     rank: int
-    process: subprocess.Popen[bytes]
+    process: Process
     log: Path
     seen: bool = False
 
@@ -60,18 +57,23 @@ class LocalCluster:
         Takes the figures of ``metrics.jsonl`` as they come.
     tell
         Takes a line for people.
+    main
+        Runs a command line: what a process of the cluster does.
     """
 
-    def __init__(self, job: JobConfig, say: Say, tell: Callable[[str], None]):
+    def __init__(self, job: JobConfig, say: Say, tell: Callable[[str], None], main: Main):
         self.job = job
         self.say = say
         self.tell = tell
+        self.main = main
         self.run_dir = job.output.dir
         self.children: list[Child] = []
         self.first_failure: Child | None = None
         self._signals: list[int] = []
         self._asked = False
-        self._read_to = 0
+        # A run that goes on keeps its figures: what was said before is not said again.
+        metrics = self.run_dir / "metrics.jsonl"
+        self._read_to = metrics.stat().st_size if metrics.exists() else 0
         self._kill_at: float | None = None
         self._alive_at: float | None = None
 
@@ -87,34 +89,30 @@ class LocalCluster:
         """
         before = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
-            scheduler = self._start("scheduler", 0, [])
+            with nursery(self.main) as start:
+                self._run(start)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _run(self, start: Start) -> None:
+        try:
+            scheduler = self._start(start, "scheduler", 0, [])
             address = self._address(scheduler)
             cluster = self.job.cluster
             for role, count in (("server", cluster.servers), ("worker", cluster.workers)):
                 for rank in range(count):
-                    self._start(role, rank, ["--scheduler", address, "--rank", str(rank)])
+                    more = ["--rank", str(rank), "--scheduler", address]
+                    self._start(start, role, rank, more)
             self._watch(scheduler)
         finally:
             self._stop_all()
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
-    def _start(self, role: str, rank: int, arguments: list[str]) -> Child:
+    def _start(self, start: Start, role: str, rank: int, arguments: list[str]) -> Child:
         log = self.run_dir / "logs" / f"{role}-{rank}.log"
         config = self.run_dir / "config.resolved.yaml"
-        command = [sys.executable, "-m", "ctrps", role, "-c", str(config)]
-        command += ["--parent", str(os.getpid()), *arguments]
-        with open(log, "wb") as out:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                env=child_environment(os.environ),
-                # Ctrl-C shall reach this process only, which then asks the scheduler to stop.
-                start_new_session=True,
-            )
-        child = Child(role, rank, process, log)
+        given = ["--parent", str(os.getpid()), "-c", str(config)]
+        child = Child(role, rank, start([role, *arguments, *given], log), log)
         self.children.append(child)
         return child
 
@@ -246,6 +244,7 @@ def launch(
     overwrite: bool,
     say: Say,
     tell: Callable[[str], None],
+    main: Main,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Run ``ctrps launch`` and return its summary."""
@@ -258,36 +257,17 @@ def launch(
         inputs = open_inputs(job, progress)
         folder.begin(inputs)
         (folder.path / "summary.json").unlink(missing_ok=True)
-        (folder.path / "metrics.jsonl").unlink(missing_ok=True)
     finally:
         folder.close()
-    if not compiled():
-        tell("compiling kernels, once for this machine")
+    # Once, and before there are processes that would all do it at the same time.
     warm(job)
     counts = (job.cluster.servers, job.cluster.workers)
     tell("starting 1 scheduler, {} server(s), {} worker(s)".format(*counts))
-    LocalCluster(job, say, tell).run()
+    LocalCluster(job, say, tell, main).run()
     summary = read_json(folder.path / "summary.json")
     summary |= {"wall_s": time.monotonic() - began, **inputs.account()}
     write_json(folder.path / "summary.json", summary)
     return summary
-
-
-def die_with(parent: int) -> None:
-    """Have the kernel end this process when its launcher dies, however it dies (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        raise ClusterError("the launcher of this process is gone")
-
-
-def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without settings: they are in the resolved job file already."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if not name.startswith("CTRPS_") or name in RESERVED_VARIABLES - {"CTRPS_SCHEDULER"}
-    }
 
 
 def tail(log: Path, lines: int = 5) -> list[str]:

@@ -67,7 +67,7 @@ class LocalTraining:
     def run(self) -> dict[str, Any]:
         """Train all passes, save after each, evaluate; returns the summary's figures."""
         began = time.monotonic()
-        warm_digest = warm(self.job)
+        warm_digest = warm(self.job, cluster=False)
         first, step = self._restore()
         with _stop_flag() as asked:
             for number in range(first, self.job.train.passes):

@@ -1,29 +1,55 @@
 """Compile all kernels of a model once, and tell by their results whether nodes compute alike."""
 
 import hashlib
-from pathlib import Path
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 
 import numpy as np
+from numba.core.event import Event, Listener, install_listener
 
-from ctrps import kernels, models
+from ctrps import models
 from ctrps.codec import raw
 from ctrps.config import JobConfig
 from ctrps.data.batches import BlockBatches
 from ctrps.data.shards import Block, Rows, Schema
+from ctrps.kernels import losses, metrics
 from ctrps.models import Model
 from ctrps.ps.partition import PartitionSet, contribute
+from ctrps.ps.plan import DataFile, Plan
+from ctrps.ps.progress import Scores
+from ctrps.runtime.inputs import plan_settings
 
 
-def compiled() -> bool:
-    """Whether kernels lie in their cache beside the package, as after the first run."""
-    folder = Path(kernels.__path__[0]) / "__pycache__"
-    return any(folder.glob("*.nbc"))
+class _Compilations(Listener):  # type: ignore[misc]
+    def __init__(self, tell: Callable[[], None]):
+        self._tell = tell
+
+    def on_start(self, event: Event) -> None:
+        self._tell()
+
+    def on_end(self, event: Event) -> None:
+        return
 
 
-def warm(job: JobConfig) -> str:
+def announcing(tell: Callable[[], None]) -> AbstractContextManager[object]:
+    """A context that calls ``tell`` before each kernel that is not in the cache on disk.
+
+    So it is with most kernels at the first run on a machine, and after an upgrade.
+    """
+    context: AbstractContextManager[object] = install_listener("numba:compile", _Compilations(tell))
+    return context
+
+
+def warm(job: JobConfig, cluster: bool = True) -> str:
     """Run two steps of the job's model on a few fixed rows.
 
-    Every kernel that a worker or a server calls is compiled, or loaded from its cache on disk.
+    Every kernel that a process of a cluster calls is compiled, or loaded from its cache on disk.
+
+    Parameters
+    ----------
+    job
+    cluster
+        Also for arrays out of messages, which nobody may write: to Numba these are other types.
 
     Returns
     -------
@@ -35,25 +61,53 @@ def warm(job: JobConfig) -> str:
     content = hashlib.sha256()
     for schema, block in _blocks():
         batch = BlockBatches(block, schema, model.partition_bits).minibatch(np.arange(block.rows))
-        for _ in range(2):
-            _step(model, partitions, batch, content)
+        for frozen in (False, cluster):
+            _step(model, partitions, batch, frozen, content)
     restored = PartitionSet(model)
     for state in partitions.snapshot():
         restored.load(state.tables)
         for saved in state.tables:
             content.update(raw(saved.rows))
+    for table in restored.tables:
+        table.reserve(np.zeros(1 << 12, np.uint64))  # so many that it grows
+    Plan((DataFile("", "", (3,)),), plan_settings(job), 0)
     return content.hexdigest()[:16]
 
 
 def _step(
-    model: Model, partitions: PartitionSet, batch: models.Minibatch, content: "hashlib._Hash"
+    model: Model,
+    partitions: PartitionSet,
+    batch: models.Minibatch,
+    frozen: bool,
+    content: "hashlib._Hash",
 ) -> None:
     keys = tuple(s.keys for s in model.key_sets(batch))
+    if frozen:
+        keys = _frozen(keys)
     part = contribute(model, batch, partitions.pull(keys))
+    if frozen:
+        part = part._replace(
+            keys=_frozen(part.keys),
+            gradients=_frozen(part.gradients),
+            counts=_frozen(part.counts),
+            scores=Scores(*_frozen(part.scores)),
+        )
     partitions.apply({0: part, 1: part})
     for weights in (*partitions.pull_before(keys), *partitions.peek(keys)):
         content.update(raw(weights))
-    content.update(raw(model.margins(batch, partitions.peek(keys))))
+    margins = model.margins(batch, partitions.peek(keys))
+    content.update(raw(margins))
+    probabilities = np.empty(len(margins), np.float64)
+    losses.sigmoid_rows(margins, probabilities)
+    metrics.report(probabilities, batch.labels)
+
+
+def _frozen(arrays: Iterable[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """As they come out of a message."""
+    views = tuple(array.view() for array in arrays)
+    for view in views:
+        view.flags.writeable = False
+    return views
 
 
 def _blocks() -> list[tuple[Schema, Block]]:
