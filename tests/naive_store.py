@@ -55,8 +55,8 @@ class Store:
     def held(self):
         return sorted(self.rows)
 
-    def read_rows(self):
-        """Per key all weights, then the states of each part; ``write_rows`` is its reverse."""
+    def saved_rows(self):
+        """Per key all weights, then the states of each part; as ``copy_rows`` saves them."""
         parts = list(dict.fromkeys(self.columns))
         found = {}
         for key, row in self.rows.items():

@@ -235,12 +235,12 @@ def test_threads_find_their_rows_through_growth(seed):
     orders = [[rng.permutation(own.size) for _ in range(rounds)] for _ in range(count)]
 
     def run(me: int) -> None:
+        scratch = np.empty(store.SCRATCH, np.int64)
         for order in orders[me]:
             keys = np.union1d(own.reshape(-1)[order[:100]], own[me])
             with shared.entries(keys) as entries:
-                store.step_rows(
-                    entries, np.flatnonzero(np.isin(keys, own[me])), *ones, *rules, none
-                )
+                mine = np.flatnonzero(np.isin(keys, own[me]))
+                store.step_rows(entries, mine, *ones, *rules, none, scratch)
 
     threads = [threading.Thread(target=run, args=(me,)) for me in range(count)]
     for thread in threads:

@@ -146,7 +146,7 @@ def test_a_table_is_its_twin(w, v, dim, c0):
         twin.insert(more.tolist())
     found = held(table)
     assert sorted(found) == twin.held()
-    for key, row in twin.read_rows().items():
+    for key, row in twin.saved_rows().items():
         np.testing.assert_allclose(found[key], row, rtol=2e-4, atol=2e-5)
 
 

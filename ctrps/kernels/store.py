@@ -12,8 +12,8 @@ segment a key belongs to the line that the low bits name, or else to the next on
 *directory* int64[SEGMENTS, 2] holds of each segment the address of its first line and the number of
 its lines minus 1.
 
-Every kernel asks for the memory of later keys while it works on the present one. Nothing here
-allocates, and nothing looks whether an address is right: ``ctrps.ps.table`` does both.
+Every kernel asks for the memory of later keys while it works on the present one. Memory, and that
+addresses are right, is the care of ``ctrps.ps.table``.
 """
 
 from typing import NamedTuple
@@ -48,9 +48,12 @@ HEAD = 4
 AHEAD = 24
 """Keys between asking for a line and reading it: more than a processor waits for alone."""
 
+SCRATCH = 3 * GROUP + ENTRY // 8
+"""int64 numbers of the scratch of a push."""
+
 _KEY, _TAIL = 0, 1
 _FAR = -1
-_F1 = np.float32(1)
+_F0, _F1 = np.float32(0), np.float32(1)
 _TOP = np.uint64(64 - SEGMENT_BITS)
 
 
@@ -228,59 +231,65 @@ def _columns(rule, row, gradient, at, count):
         j += 1
 
 
-class _Group(NamedTuple):
-    """Rows whose heads move together.
+class _Step(NamedTuple):
+    """What all rows of a push share, and scratch for those whose heads move together.
 
-    ``at`` int64[GROUP] holds their entries, ``which`` int64[GROUP] their positions, ``g``
-    float32[GROUP] is scratch, and ``idle`` int64[4] an entry that is nobody's.
+    Addresses of the gradients, of what receives the weights before the step (0: nobody), and of
+    scratch: GROUP entries, GROUP positions, GROUP float32 numbers and an entry that is nobody's.
+    ``width`` is the bytes of a gradient.
     """
 
-    at: np.ndarray
-    which: np.ndarray
-    g: np.ndarray
-    idle: np.ndarray
+    given: int
+    before: int
+    width: int
+    entries: int
+    positions: int
+    g: int
+    idle: int
 
 
 @njit(cache=True, nogil=True)
-def _group():
-    return _Group(
-        np.zeros(GROUP, np.int64),
-        np.zeros(GROUP, np.int64),
-        np.zeros(GROUP, np.float32),
-        np.zeros(4, np.int64),
+def _step_of(gradients, before_out, scratch):
+    # The entry that is nobody's moves by gradients of 0 only, so it stays as it is.
+    scratch[3 * GROUP :] = 0
+    at = address(scratch)
+    before = address(before_out) if before_out.shape[0] > 0 else 0
+    return _Step(
+        address(gradients),
+        before,
+        4 * np.int64(gradients.shape[1]),
+        at,
+        at + 8 * GROUP,
+        at + 16 * GROUP,
+        at + 24 * GROUP,
     )
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _move_group(group, n, head, tail, given, width, counts, befores):
-    """One step of the first ``n`` rows of a group.
-
-    ``given`` is the address of the gradients, ``width`` the bytes of one; weights before the
-    step are written from the address ``befores`` on, unless that is 0.
-    """
-    at, which, g, idle = group
-    if befores != 0:
-        for j in range(n):
-            before = befores + width * which[j]
+@njit(cache=True, nogil=True)
+def _move_group(this, n, head, tail, counts):
+    """One step of the ``n`` rows that stand in the scratch."""
+    for j in range(n):
+        entry, i = whole(this.entries, j), whole(this.positions, j)
+        gradient = this.given + this.width * i
+        if this.before != 0:
+            before = this.before + this.width * i
             if head.width:
-                store(load(ONE, at[j], head.at), before, 0)
+                store(load(ONE, entry, head.at), before, 0)
             if tail.width:
-                _copy(whole(at[j], _TAIL), tail.at, before, head.width, tail.width)
-    if tail.width:
-        for j in range(n):
-            gradient = given + width * which[j]
-            _columns(tail, whole(at[j], _TAIL), gradient, head.width, counts[which[j]])
+                _copy(whole(entry, _TAIL), tail.at, before, head.width, tail.width)
+        if tail.width:
+            _columns(tail, whole(entry, _TAIL), gradient, head.width, counts[i])
+        if head.width:
+            store(_scaled(head, ONE, gradient, 0, counts[i]), this.g, j)
     if head.width:
-        for j in range(n):
-            gradient = given + width * which[j]
-            store(_scaled(head, ONE, gradient, 0, counts[which[j]]), address(g), j)
         for j in range(n, GROUP):
-            at[j], g[j] = address(idle), 0
-        step_each(head, address(at), EIGHT, load(EIGHT, address(g), 0))
+            put_whole(this.entries, j, this.idle)
+            store(fill(ONE, _F0), this.g, j)
+        step_each(head, this.entries, EIGHT, load(EIGHT, this.g, 0))
 
 
 @njit(cache=True, nogil=True)
-def push(directory, keys, gradients, counts, head, tail, entries, absent_out, before_out):
+def push(directory, keys, gradients, counts, head, tail, entries, absent_out, before_out, scratch):
     """One optimiser step of the row of every key that has one.
 
     Parameters
@@ -300,6 +309,7 @@ def push(directory, keys, gradients, counts, head, tail, entries, absent_out, be
         Positions of the keys without a row: nothing was done for them.
     before_out : float32[k, dim] or float32[0, dim], written
         Weights before the step, if wanted.
+    scratch : int64[SCRATCH], written
 
     Returns
     -------
@@ -307,11 +317,10 @@ def push(directory, keys, gradients, counts, head, tail, entries, absent_out, be
         n.
     """
     segments, count = address(directory), keys.shape[0]
-    given, width = address(gradients), 4 * np.int64(gradients.shape[1])
-    befores = address(before_out) if before_out.shape[0] > 0 else 0
+    this = _step_of(gradients, before_out, scratch)
     states = 4 * tail.width * (1 + (tail.z != tail.at) + (tail.n != tail.at))
     lag = AHEAD if tail.width else 0
-    group, ready, absent = _group(), 0, 0
+    ready, absent = 0, 0
     for asked in range(count + AHEAD + lag):
         if asked < count:
             entries[asked] = _home(segments, keys[asked])
@@ -327,29 +336,28 @@ def push(directory, keys, gradients, counts, head, tail, entries, absent_out, be
         if entries[i] == 0:
             absent_out[absent] = i
             absent += 1
-            continue
-        group.at[ready], group.which[ready] = entries[i], i
-        ready += 1
-        if ready == GROUP:
-            _move_group(group, ready, head, tail, given, width, counts, befores)
+        else:
+            put_whole(this.entries, ready, entries[i])
+            put_whole(this.positions, ready, i)
+            ready += 1
+        if ready == GROUP or i == count - 1:
+            _move_group(this, ready, head, tail, counts)
             ready = 0
-    _move_group(group, ready, head, tail, given, width, counts, befores)
     return absent
 
 
 @njit(cache=True, nogil=True)
-def step_rows(entries, positions, gradients, counts, head, tail, before_out):
+def step_rows(entries, positions, gradients, counts, head, tail, before_out, scratch):
     """As ``push``, for the keys at some positions, whose entries are known."""
-    given, width = address(gradients), 4 * np.int64(gradients.shape[1])
-    befores = address(before_out) if before_out.shape[0] > 0 else 0
-    group, ready = _group(), 0
-    for i in positions:
-        group.at[ready], group.which[ready] = entries[i], i
+    this, ready = _step_of(gradients, before_out, scratch), 0
+    for at in range(positions.shape[0]):
+        i = positions[at]
+        put_whole(this.entries, ready, entries[i])
+        put_whole(this.positions, ready, i)
         ready += 1
-        if ready == GROUP:
-            _move_group(group, ready, head, tail, given, width, counts, befores)
+        if ready == GROUP or at == positions.shape[0] - 1:
+            _move_group(this, ready, head, tail, counts)
             ready = 0
-    _move_group(group, ready, head, tail, given, width, counts, befores)
 
 
 @njit(cache=True, nogil=True)
@@ -451,39 +459,28 @@ def held(base, lines, keys_out, entries_out):
 
 
 @njit(cache=True, nogil=True)
-def read_rows(entries, head, tail, rows_out):
+def copy_rows(entries, head, tail, rows, save):
     """Whole rows as they are saved: all weights, the state of the head, the state of the tail.
 
     Parameters
     ----------
     entries : int64[n], read
     head, tail : Rule
-    rows_out : float32[n, width], written
+    rows : float32[n, width], read or written
+    save : bool
+        From the entries to ``rows``; otherwise the other way.
     """
-    width, outs = np.int64(rows_out.shape[1]), address(rows_out)
-    for i in range(entries.shape[0]):
-        _exchange(entries[i], head, tail, outs + 4 * width * i, width, True)
-
-
-@njit(cache=True, nogil=True)
-def write_rows(entries, head, tail, rows):
-    """The reverse of ``read_rows``: ``rows`` float32[n, width] is read."""
-    width, given = np.int64(rows.shape[1]), address(rows)
-    for i in range(entries.shape[0]):
-        _exchange(entries[i], head, tail, given + 4 * width * i, width, False)
-
-
-@njit(cache=True, nogil=True)
-def _exchange(entry, head, tail, row, width, out):
-    h, m = np.int64(head.width), np.int64(tail.width)
+    h, m, width = np.int64(head.width), np.int64(tail.width), np.int64(rows.shape[1])
     state = np.int64((head.z != head.at) + (head.n != head.at)) * h
     column = h + m
-    behind = whole(entry, _TAIL)
-    _between(entry, HEAD, row, 0, h, out)
-    _between(entry, HEAD + h, row, column, state, out)
-    if m:
-        _between(behind, 0, row, h, m, out)
-        _between(behind, m, row, column + state, width - column - state, out)
+    for i in range(entries.shape[0]):
+        entry, row = entries[i], address(rows) + 4 * width * i
+        behind = whole(entry, _TAIL)
+        _between(entry, HEAD, row, 0, h, save)
+        _between(entry, HEAD + h, row, column, state, save)
+        if m:
+            _between(behind, 0, row, h, m, save)
+            _between(behind, m, row, column + state, width - column - state, save)
 
 
 @njit(cache=True, nogil=True)

@@ -18,8 +18,8 @@ from ctrps.models import TableSpec
 _FIRST_LINES = 8
 _FIRST_TAILS = 1 << 8
 _MOST_TAILS = 1 << 18
-# Beyond this share of its entries a segment doubles: up to it nearly all keys are in their own line.
-# The share falls from segment to segment, so that they do not all double at the same time.
+# Beyond this share of its entries a segment doubles: up to it, nearly all keys are in their own
+# line. The share falls from segment to segment, so that they do not all double at the same time.
 _LOAD = 0.6 * 0.5 ** (np.arange(store.SEGMENTS) / store.SEGMENTS)
 
 
@@ -165,6 +165,7 @@ class Table:
         self.moves = 0
         self._head, self._tail = spec.rules()
         self._segments = _Segments()
+        self._scratch = np.empty(store.SCRATCH, np.int64)
         self._tails = _Tails(spec.width - spec.head_width)
 
     @property
@@ -231,10 +232,15 @@ class Table:
     ) -> None:
         entries, absent = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64)
         directory, (head, tail) = self._segments.directory, rules
-        n = store.push(directory, keys, gradient, counts, head, tail, entries, absent, before)
+        scratch = self._scratch
+        n = store.push(
+            directory, keys, gradient, counts, head, tail, entries, absent, before, scratch
+        )
         if n:
             self._insert(keys, absent[:n], entries)
-            store.step_rows(entries, absent[:n], gradient, counts, head, tail, before)
+            store.step_rows(
+                entries, absent[:n], gradient, counts, head, tail, before, self._scratch
+            )
 
     def insert(self, keys: np.ndarray) -> np.ndarray:
         """Addresses int64[k] of the entries of ``keys``, rows made that are not there."""
@@ -297,10 +303,10 @@ class Table:
             keys, entries = keys[place == number], entries[place == number]
         order = np.argsort(keys)
         rows = np.empty((len(keys), self.spec.width), np.float32)
-        store.read_rows(entries[order], self._head, self._tail, rows)
+        store.copy_rows(entries[order], self._head, self._tail, rows, True)
         return RowSet(keys[order], rows)
 
     def load(self, saved: RowSet) -> None:
         """Add rows of a snapshot whose keys are not held yet."""
-        rows = np.ascontiguousarray(saved.rows)
-        store.write_rows(self.insert(saved.keys), self._head, self._tail, rows)
+        rows = saved.rows.copy()
+        store.copy_rows(self.insert(saved.keys), self._head, self._tail, rows, False)
