@@ -198,7 +198,7 @@ class Predictions:
         """A model that never saw index 0 was perhaps trained on files that count from 1."""
         if source.format not in INDEXED or (block.keys != 0).all():
             return
-        if self._loaded.partitions.tables[0].find(np.zeros(1, np.uint64))[0] < 0:
+        if self._loaded.partitions.tables[0].find(np.zeros(1, np.uint64))[0] == 0:
             self._note(source.name, "unlike training, it counts from 0", ["see data.zero_based"])
 
     def _check_labels(self, labels: np.ndarray, source: RowSource, before: int) -> None:

@@ -149,7 +149,7 @@ def test_vw_text_holds_ids_and_says_what_it_cannot_hold(tmp_path):
     how = TextSettings(id="id")
     rewrite([table], tmp_path / "a.vw", "vw", how)
     keys = [key_of("c", "x"), key_of("c", "y")]
-    assert (tmp_path / "a.vw").read_text() == f"1 'r1 |c {keys[0]}:1\n0 ' |c {keys[1]}:1\n"
+    assert (tmp_path / "a.vw").read_text() == f"1 'r1 |c {keys[0]}:1\n-1 ' |c {keys[1]}:1\n"
     schema, rows = read(tmp_path / "a.vw", TextSettings())
     assert (schema.slots, rows.ids[0].tobytes(), rows.ids[1].tolist()) == (("c",), b"r1", [2, 2])
     table = write(tmp_path / "b.csv", "id,label,c\nr1,1,x\nr 2,0,y\n")

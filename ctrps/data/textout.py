@@ -61,7 +61,7 @@ class _Texts:
         return cls(np.frombuffer(bytearray(b"".join(texts)), np.uint8), ends)
 
 
-_HEADS = _Texts.of([b"", b"0", b"1"])
+_HEADS = _Texts.of([b"", b"0", b"1", b"-1"])
 _NO_WORD = b" \t\r\n|:"
 """Bytes that end a word of VW text."""
 
@@ -103,8 +103,8 @@ class TextWriter:
         words = _Texts.of([text.removesuffix(b".0") for text in distinct.astype("S").tolist()])
         ids = self._ids(rows)
         entries = int((counts.sum(axis=0) * self._room(words)).sum())
-        # Beside its entries and its id a line has a label of a byte, " '" and its end.
-        out = np.empty(entries + len(ids.data) + 4 * rows.rows, np.uint8)
+        # Beside its entries and its id a line has a label of two bytes, " '" and its end.
+        out = np.empty(entries + len(ids.data) + 5 * rows.rows, np.uint8)
         size = rows_text(
             _HEADS.data,
             _HEADS.ends,
@@ -163,14 +163,15 @@ class TextWriter:
         )
 
     def _heads(self, labels: np.ndarray) -> np.ndarray:
-        """Numbers of the beginnings of lines: nothing, 0 or 1.
+        """Numbers of the beginnings of lines: nothing, 0, 1, or -1 for VW, whose loss expects it.
 
         Rows of libsvm and libffm without a label begin with a blank, which their readers skip.
         """
         none = np.isnan(labels)
         if self._form != "vw":
             self._check_labels(none)
-        return np.where(none, 0, np.where(labels == 1, 2, 1)).astype(np.int64)
+        negative = 3 if self._form == "vw" else 1
+        return np.where(none, 0, np.where(labels == 1, 2, negative)).astype(np.int64)
 
     def _ids(self, rows: Rows) -> _Texts:
         if self._form != "vw" or rows.ids is None:
