@@ -10,6 +10,9 @@ On the wire::
     frame 0    msgpack [FORMAT, header, [[dtype, size, ...], ...]]
     frame 1…   one array each, C order, little endian
 
+A frame of its own costs more than the bytes of a small array, so those may lie in frame 0
+instead, as a last item of their entry: ``[dtype, size, ..., bytes]``.
+
 A file of frame sets::
 
     8 bytes    magic
@@ -26,7 +29,7 @@ import hashlib
 import os
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -67,11 +70,11 @@ class Limits:
     items: int = 4096
 
 
-WIRE = Limits(frames=17, header_bytes=1 << 20, frame_bytes=64 << 20)
+WIRE = Limits(frames=81, header_bytes=1 << 20, frame_bytes=64 << 20)
 DISK = Limits(frames=17, header_bytes=1 << 20, frame_bytes=1 << 40)
 
 
-def encode(header: object, arrays: Sequence[np.ndarray]) -> list[Buffer]:
+def encode(header: object, arrays: Sequence[np.ndarray], inside: int = -1) -> list[Buffer]:
     """Turn a header and arrays into frames, without copying contiguous arrays.
 
     Parameters
@@ -80,6 +83,8 @@ def encode(header: object, arrays: Sequence[np.ndarray]) -> list[Buffer]:
         None, bool, int, float, str, bytes, and lists and str-keyed dicts of them.
     arrays
         Of a dtype in ``DTYPES``.
+    inside
+        Arrays of at most so many bytes are copied into the first frame.
 
     Examples
     --------
@@ -88,10 +93,18 @@ def encode(header: object, arrays: Sequence[np.ndarray]) -> list[Buffer]:
     >>> header, keys
     (['pull', 7], array([0, 1, 2], dtype=uint64))
     """
-    shapes = [[NAMES[a.dtype], *a.shape] for a in arrays]
+    shapes: list[list[object]] = []
+    frames: list[Buffer] = []
+    for array in arrays:
+        shape = [NAMES[array.dtype], *array.shape]
+        if array.nbytes <= inside:
+            shape.append(array.tobytes())
+        else:
+            frames.append(raw(array))
+        shapes.append(shape)
     # A path whose bytes are no UTF-8 is text with surrogate escapes.
     head = msgpack.packb([FORMAT, header, shapes], unicode_errors="surrogateescape")
-    return [head, *(raw(array) for array in arrays)]
+    return [head, *frames]
 
 
 def raw(array: np.ndarray) -> memoryview:
@@ -120,10 +133,20 @@ def decode(frames: Sequence[Buffer], limits: Limits = WIRE) -> tuple[Any, list[n
         raise CodecError("the first frame is not the head of a frame set")
     if head[0] != FORMAT:
         raise CodecError(f"frame format {str(head[0])[:40]}, this version reads {FORMAT}")
-    if len(head[2]) != len(frames) - 1:
-        raise CodecError(f"the head describes {len(head[2])} arrays, {len(frames) - 1} came")
-    pairs = zip(head[2], frames[1:], strict=True)
-    return head[1], [_array(shape, frame, limits) for shape, frame in pairs]
+    rest = iter(frames[1:])
+    arrays = []
+    for shape in head[2]:
+        # An array that lies in the head is the last item of its own entry.
+        inside = type(shape) is list and len(shape) > 0 and type(shape[-1]) is bytes
+        # In memory of its own that can be written, as frames are: kernels take them as one type.
+        frame = bytearray(shape.pop()) if inside else next(rest, None)
+        if frame is None:
+            raise CodecError(f"the head describes more arrays than came: {len(frames) - 1}")
+        arrays.append(_array(shape, frame, limits))
+    left = sum(1 for _ in rest)
+    if left:
+        raise CodecError(f"the head describes {left} arrays less than came")
+    return head[1], arrays
 
 
 def _unpack(frame: Buffer, limits: Limits) -> Any:
@@ -149,27 +172,36 @@ LEAVES = frozenset({type(None), bool, int, float, str, bytes})
 
 
 def _shallow(value: object, depth: int) -> bool:
-    if isinstance(value, dict):
-        if not all(isinstance(key, str) for key in value):
+    kind = type(value)
+    if kind is list:
+        items: Iterable[object] = value  # type: ignore[assignment]
+    elif kind is dict:
+        if not all(isinstance(key, str) for key in value):  # type: ignore[attr-defined]
             return False
-        value = list(value.values())
-    if isinstance(value, list):
-        inner = [v for v in value if type(v) not in LEAVES]
-        return depth > 0 and all(_shallow(v, depth - 1) for v in inner)
-    return type(value) in LEAVES
+        items = value.values()  # type: ignore[attr-defined]
+    else:
+        return kind in LEAVES
+    if depth <= 0:
+        return False
+    for item in items:
+        if type(item) not in LEAVES and not _shallow(item, depth - 1):
+            return False
+    return True
 
 
 def _array(shape: object, frame: Buffer, limits: Limits) -> np.ndarray:
-    if not isinstance(shape, list) or not 2 <= len(shape) <= 4 or shape[0] not in NAMES.values():
+    if not isinstance(shape, list) or not 2 <= len(shape) <= 4:
         raise CodecError(f"{str(shape)[:80]} does not describe an array")
-    sizes = shape[1:]
-    if not all(isinstance(s, int) and not isinstance(s, bool) and s >= 0 for s in sizes):
-        raise CodecError(f"{sizes} is not the shape of an array")
-    dtype = DTYPES[shape[0]]
-    items = 1
-    for size in sizes:
-        items *= size
-    if len(frame) > limits.frame_bytes or items * dtype.itemsize != len(frame):
+    name, *sizes = shape
+    dtype = DTYPES.get(name) if type(name) is str else None
+    if dtype is None:
+        raise CodecError(f"{str(shape)[:80]} does not describe an array")
+    size = dtype.itemsize
+    for n in sizes:
+        if type(n) is not int or n < 0:
+            raise CodecError(f"{sizes} is not the shape of an array")
+        size *= n
+    if len(frame) > limits.frame_bytes or size != len(frame):
         raise CodecError(f"an array of {shape} in a frame of {len(frame)} bytes")
     try:
         return np.frombuffer(frame, dtype).reshape(sizes)

@@ -368,8 +368,10 @@ def _add_batch_defaults(values: dict[str, Any]) -> None:
     at_once = _whole(values, "cluster.workers", 1)
     if mode == "ssp":
         at_once = _whole(values, "train.lanes", 4)
-    values.setdefault("train.window", 2 if mode == "async" and at_once <= 2 else 1)
-    rows = stale_batch_rows(at_once * _whole(values, "train.window", 1))
+    kind = str(values.get("model.kind", "lr"))
+    overlapped = kind == "lr" and mode == "async" and at_once <= 2
+    values.setdefault("train.window", 2 if overlapped else 1)
+    rows = stale_batch_rows(kind, at_once * _whole(values, "train.window", 1))
     values.setdefault("train.batch_rows", rows)
 
 

@@ -121,7 +121,10 @@ class SampleSection(Section):
 class FeaturesSection(Section):
     """From samples to feature shards; only ``extract`` reads it."""
 
-    spec: Path | None = Field(default=None, description="File (ini) that lists the features.")
+    spec: Path | None = Field(
+        default=None,
+        description="File (ini) that lists the features, or a model folder, whose own are made.",
+    )
     count_above: int = Field(
         default=0,
         ge=0,
@@ -135,6 +138,12 @@ class FeaturesSection(Section):
     missing: Literal["keep", "drop"] = Field(
         default="keep",
         description="An empty value is a value like any other (keep) or left out (drop).",
+    )
+    names: int = Field(
+        default=50_000,
+        ge=0,
+        le=10_000_000,
+        description="Most keys of a training shard to keep the names of; 0 keeps none.",
     )
 
 
@@ -270,19 +279,22 @@ def default_block(part: str, kind: str | None = None) -> OptimizerBlock:
     )
 
 
-def stale_batch_rows(under_way: int) -> int:
-    """Rows of a minibatch at which a factorization machine keeps its quality in async and ssp.
+def stale_batch_rows(kind: str, under_way: int) -> int:
+    """Rows of a minibatch at which a model keeps its quality in async and ssp.
 
-    Rows times (minibatches under way)^(5/3) stays near 1,024; the exponent was fitted to 2 to 16
-    minibatches on click data (``benchmarks/README.md``).
+    For a factorization machine rows times (minibatches under way)^(5/3) stays near 1,024, fitted
+    to 1 to 16 minibatches on click data (``benchmarks/README.md``). Logistic regression suffers
+    neither from rows nor from delay, up to some ten thousand rows under way.
 
     Examples
     --------
-    >>> [stale_batch_rows(n) for n in (1, 2, 4, 8, 16, 100)]
-    [256, 256, 64, 32, 8, 8]
+    >>> [stale_batch_rows("fm", n) for n in (1, 2, 4, 8, 16, 100)]
+    [1024, 256, 64, 32, 8, 8]
+    >>> [stale_batch_rows("lr", n) for n in (1, 2, 4, 8, 16, 100)]
+    [1024, 1024, 1024, 1024, 512, 64]
     """
-    rows = 1024 / under_way ** (5 / 3)
-    return min(256, max(8, 1 << int(math.log2(max(rows, 1)))))
+    rows = 8192 / under_way if kind == "lr" else 1024 / under_way ** (5 / 3)
+    return min(1024, max(8, 1 << int(math.log2(max(rows, 1)))))
 
 
 class OptimizerSection(Section):
@@ -307,8 +319,8 @@ class TrainSection(Section):
         default=256,
         ge=1,
         le=1 << 20,
-        description="Rows of a minibatch. Default: 256 in sync; in async and ssp fewer, the more "
-        "minibatches are under way at once.",
+        description="Rows of a minibatch. Default: 256 in sync; in async and ssp 1024, and fewer "
+        "the more minibatches are under way at once, for fm sooner than for lr.",
     )
     consistency: Literal["sync", "ssp", "async"] = Field(
         default="sync",
@@ -326,7 +338,7 @@ class TrainSection(Section):
         ge=1,
         le=64,
         description="Minibatches under way at once, of a worker (async) or a lane (ssp). Default: "
-        "2 in async with one or two workers, else 1.",
+        "2 for lr in async with one or two workers, else 1.",
     )
     lanes: int = Field(
         default=4,

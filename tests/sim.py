@@ -2,7 +2,8 @@
 
 One seed gives one history. The network drops, doubles, delays and so reorders; processes crash at
 seeded moments and may come back as new ones; a beat may be held up so that a live node is
-declared dead. Messages pass through the real encoding. Beside the model under test each job
+declared dead. Messages pass through the real encoding, several together where the driver would
+send them so. Beside the model under test each job
 carries an integer counter: a table whose weight counts the rows of data that hold a key, so a push
 that is lost or applied twice shows even where the floats would hide it.
 
@@ -41,6 +42,7 @@ from ctrps.ps.progress import NO_PROGRESS
 from ctrps.ps.scheduler import Scheduler
 from ctrps.ps.server import Holding
 from ctrps.ps.worker import EVALUATION, Worker
+from ctrps.runtime.node import packets
 from tests.simaudit import AuditedServer, Auditor, Ledger
 from tests.simjob import (
     Setup,
@@ -210,6 +212,7 @@ class Cluster:
         args = (identity, self.limits, self.now, self.model, self.setup.settings)
         if role == "server":
             machine = self.server_class(*args, self.setup.staleness)
+            machine.asked.most = self.setup.remembered
         else:
             machine = self.worker_class(*args, self.setup.window)
         process = self._add(name, role, machine)
@@ -271,7 +274,13 @@ class Cluster:
         if process.role == "server":
             self._check_skew()
         for effect in effects:
-            self._perform_one(process, effect)
+            if isinstance(effect, Connect):
+                process.routes[effect.node] = effect.address
+        for peer, together in packets(effects):
+            self._send(process, peer, together)
+        for effect in effects:
+            if not isinstance(effect, Send | Connect):
+                self._perform_one(process, effect)
 
     def _check_skew(self) -> None:
         """sync: all servers are within one step, and step 0 is that after the end of a pass.
@@ -300,10 +309,6 @@ class Cluster:
     def _perform_one(self, process: Process, effect) -> None:
         machine, work_s = process.machine, self.rng.uniform(0, 0.02)
         match effect:
-            case Send():
-                self._send(process, effect.to, effect.message)
-            case Connect():
-                process.routes[effect.node] = effect.address
             case Begin():
                 process.manifest = effect.manifest
             case Prepare():
@@ -395,9 +400,10 @@ class Cluster:
 
     # -- network --------------------------------------------------------------------------------
 
-    def _send(self, sender: Process, to, message: messages.Message) -> None:
+    def _send(self, sender: Process, to, together: list[messages.Message]) -> None:
+        """Messages that travel together are lost, doubled and late together."""
         target = "scheduler" if to == SCHEDULER else sender.routes.get(to, to)
-        frames = [bytes(frame) for frame in messages.encode(message)]
+        frames = [bytes(frame) for frame in messages.encode(*together)]
         copies = 2 if self.rng.random() < self.setup.faults.double else 1
         for _ in range(copies):
             if self.rng.random() >= self.setup.faults.loss:
@@ -413,11 +419,14 @@ class Cluster:
         process = self.processes.get(target)
         if process is None or not process.alive:
             return
-        self.messages += 1
         self.history.update(f"{self.now} {sender} {target}".encode() + b"".join(frames))
-        message = messages.decode(frames)
         peer = SCHEDULER if sender == "scheduler" and process.role != "scheduler" else sender
-        self._perform(process, process.machine.on_message(peer, message, self.now))
+        effects = []
+        for message in messages.decode(frames):
+            self.messages += 1
+            effects += process.machine.on_message(peer, message, self.now)
+            process.machine.check()
+        self._perform(process, effects)
 
     # -- results --------------------------------------------------------------------------------
 
@@ -449,8 +458,8 @@ def verify(cluster: Cluster, alone: PartitionSet | None = None) -> None:
     owners = [server.partitions for server in cluster.servers]
     found = merged(owners)
     counts = found.tables[-1]
-    counted = counts.weights(counts.keys, absent_initial=False)[:, 0]
-    assert dict(zip(counts.keys.tolist(), counted, strict=True)) == rows_with_key(setup)
+    keys, rows = counts.snapshot(0)[0]
+    assert dict(zip(keys.tolist(), rows[:, 0], strict=True)) == rows_with_key(setup)
     if setup.mode == "sync":
         alone = alone or train_alone(setup)
         assert row_bytes(owners) == row_bytes([alone]), "rows differ from those of one process"

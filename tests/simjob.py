@@ -24,7 +24,7 @@ class CountingModel:
     def __init__(self, model: models.Model):
         self._model = model
         block = model.tables[0].parts[0].optimizer.model_copy(update={"kind": "count"})
-        part = models.Part("count", 1, block, 0.0, 0, 1)
+        part = models.Part("count", 1, block, 0.0, 0)
         self.tables = (*model.tables, models.TableSpec("count", (part,)))
 
     def __getattr__(self, name: str):
@@ -121,7 +121,8 @@ class Faults:
 class Setup:
     """A job and its faults, drawn from a seed.
 
-    ``staleness`` is ssp's bound, ``window`` that of batches in flight.
+    ``staleness`` is ssp's bound, ``window`` that of batches in flight, ``remembered`` how many
+    pulls of a worker a server knows the keys of.
     """
 
     seed: int
@@ -139,6 +140,7 @@ class Setup:
     mode: str = "sync"
     staleness: int = 8
     window: int = 2
+    remembered: int = 100
     checkpoint_s: float = 0.0
     evaluate_each: bool = False
     patience: int = 0
@@ -165,12 +167,13 @@ class Setup:
             window=more.choice([1, 2, 3]),
             checkpoint_s=more.choice([0.0, 0.0, 0.3, 1.5]),
             evaluate_each=more.choice([False, True]),
+            remembered=more.choice([0, 1, 2, 100, 100, 100]),
         )
 
     def __str__(self) -> str:
         nodes = f"W={self.workers} S={self.servers} G={self.lanes}"
-        mode = f"{self.mode} staleness={self.staleness} window={self.window}"
-        shape = f"{mode} {nodes} {self.kind} rows={len(self.data.labels)}"
+        bounds = f"staleness={self.staleness} window={self.window} remembered={self.remembered}"
+        shape = f"{self.mode} {bounds} {nodes} {self.kind} rows={len(self.data.labels)}"
         return f"seed {self.seed}: {shape} {self.faults}"
 
     @property

@@ -34,7 +34,8 @@ def push_of(server: Server, lane: int, batch: int, clock: int = 0, **values) -> 
     data = plain(103).data.minibatch(model, plan, ref)
     keys = tuple(s.keys for s in model.key_sets(data))
     part = contribute(model, data, server.partitions.pull(keys))
-    push = Push(1, 10 * lane + batch, 0, lane, batch, part.rows, clock, *part[1:])
+    rest = (-1, *part[2:])
+    push = Push(1, 10 * lane + batch, 0, lane, batch, part.rows, clock, part.loss_sum, *rest)
     return replace(push, **values)
 
 
@@ -112,6 +113,15 @@ def test_staleness_is_what_was_applied_between_pull_and_push():
     server.mode.clock = 1000
     send(server, push_of(server, 5, 0))
     assert server.mode.staleness[STALENESS_BINS - 1] == 1
+
+
+def test_the_first_of_two_that_were_pulled_together_counts_as_stale_as_the_pair(monkeypatch):
+    server, seen = async_server(), []
+    monkeypatch.setattr(server.partitions, "apply_one", lambda part, stale: seen.append(stale))
+    for lane, clock in [(0, 0), (1, 0), (2, 2), (3, 2), (4, 4), (5, 5)]:
+        send(server, push_of(server, lane, 0, clock=clock))
+    assert server.mode.staleness[:2].tolist() == [4, 2]
+    assert seen == [0, 1, 1, 1, 1, 0]
 
 
 def test_the_pass_is_complete_with_the_last_batch_and_turns():
@@ -270,7 +280,7 @@ def test_control_without_the_check_of_the_view_keys_are_lost():
     send(server, push)
     assert send(server, whole) == [Pushed(whole.request, 0)]
     held = server.partitions.tables[-1]
-    assert (held.find(whole.keys[-1]) < 0).any()
+    assert (held.find(whole.keys[-1]) == 0).any()
 
 
 # -- ssp -------------------------------------------------------------------------------------------

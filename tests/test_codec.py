@@ -176,6 +176,21 @@ def test_numbers_that_are_not_finite_are_no_harm():
     assert found != found
 
 
+def test_small_arrays_lie_in_the_head_and_are_arrays_as_any_other():
+    arrays = [np.arange(3), np.zeros((0, 4), np.float32), np.arange(4, dtype=np.uint64)]
+    frames = [bytes(frame) for frame in encode("x", arrays, inside=24)]
+    assert [len(frame) for frame in frames[1:]] == [32]
+    header, found = decode(frames)
+    assert header == "x" and found[0].flags.writeable
+    for array, back in zip(arrays, found, strict=True):
+        assert (back.dtype, back.shape, back.tobytes()) == (
+            array.dtype,
+            array.shape,
+            array.tobytes(),
+        )
+    assert refused(frames[:1]) and refused([*frames, b""])
+
+
 def test_the_number_of_frames_must_be_what_the_head_says():
     frames = encode(1, [np.arange(2), np.arange(3)])
     assert refused(frames[:2])

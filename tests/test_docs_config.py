@@ -21,7 +21,7 @@ DEFAULTS = {
     "optimizer.kind": "w `ftrl`, v `adagrad`",
     "optimizer.alpha": "ftrl 0.1, adagrad 0.05, sgd 0.01",
     "optimizer.count_scale": "w 0, v 16",
-    "train.batch_rows": "`256`; async, ssp: 8 to 256",
+    "train.batch_rows": "`256`; async, ssp: 8 to 1024",
     "train.window": "`1`, `2`",
 }
 TYPES = {

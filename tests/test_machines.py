@@ -117,7 +117,7 @@ def training_scheduler(setup: Setup) -> Scheduler:
     return scheduler
 
 
-@pytest.mark.parametrize(("pass_", "left"), [(0, [1, 2]), (1, [0, 1]), (-1, [0, 1])])
+@pytest.mark.parametrize(("pass_", "left"), [(0, [1, 2, 3]), (1, [0, 1, 2]), (-1, [0, 1, 2])])
 def test_a_lane_is_claimed_only_in_its_pass(pass_, left):
     scheduler = training_scheduler(plain(servers=1, workers=1, mode="async"))
     status = status_of(1, 1, pass_=pass_, lanes=[0])
@@ -198,7 +198,8 @@ def push_of(server: Server, lane: int, **values) -> Push:
     batch = plain().data.minibatch(model, plan, plan.batch(lane, step))
     keys = tuple(s.keys for s in model.key_sets(batch))
     part = contribute(model, batch, server.partitions.pull(keys))
-    push = Push(1, 100 + lane, 0, lane, step, part.rows, 0, *part[1:])
+    rest = (-1, *part[2:])
+    push = Push(1, 100 + lane, 0, lane, step, part.rows, 0, part.loss_sum, *rest)
     return replace(push, **values)
 
 
@@ -362,7 +363,8 @@ class MatchesByName(Worker):
 
 def worker_asking(setup: Setup, worker_class: type[Worker]) -> tuple[Worker, Pulled]:
     """A worker that asks batch 0 of lane 0, and the answer that it waits for."""
-    worker = worker_class(identity("worker"), Limits(), 0.0, setup.model(), setup.settings)
+    args = (identity("worker"), Limits(), 0.0, setup.model(), setup.settings, setup.window)
+    worker = worker_class(*args)
     joined(worker, setup)
     return worker, ask(setup, worker, orders(2, leases=[[0, 0]]))
 

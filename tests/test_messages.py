@@ -83,18 +83,40 @@ def test_round_trip(kind, data):
     cls = KINDS[kind]
     message = cls(*(data.draw(VALUES[t]) for t in types_of(cls).values()))
     frames = [bytes(frame) for frame in encode(message)]
-    assert simple(decode(frames)) == simple(message)
+    assert [simple(m) for m in decode(frames)] == [simple(message)]
 
 
 def header_of(message) -> tuple[list, list[np.ndarray]]:
-    header, arrays = codec.decode([bytes(frame) for frame in encode(message)])
+    (header,), arrays = codec.decode([bytes(frame) for frame in encode(message)])
     return header, arrays
 
 
 def refused(header, arrays) -> str:
     with pytest.raises(CodecError) as error:
-        decode(codec.encode(header, arrays))
+        decode(codec.encode([header], arrays))
     return str(error.value)
+
+
+@given(st.data())
+@repeatable
+def test_messages_that_travel_together(data):
+    kinds = data.draw(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=8))
+    together = [example(KINDS[kind]) for kind in kinds]
+    large = data.draw(st.integers(0, 2 * messages.SMALL_BYTES))
+    rows = np.arange(large, dtype=np.uint8)
+    together.append(messages.Pulled(1, 2, 3, (rows, rows[: messages.SMALL_BYTES])))
+    frames = [bytes(frame) for frame in encode(*together[-messages.MOST_TOGETHER :])]
+    assert len(frames) == 1 + (large > messages.SMALL_BYTES)
+    expected = [simple(m) for m in together[-messages.MOST_TOGETHER :]]
+    assert [simple(m) for m in decode(frames)] == expected
+
+
+def test_too_many_or_no_messages_together():
+    one = header_of(messages.Pushed(1, 2))[0]
+    assert len(decode(codec.encode([one] * 8, []))) == 8
+    for headers in ([], [one] * 9):
+        with pytest.raises(CodecError, match="no messages, or too many"):
+            decode(codec.encode(headers, []))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -163,6 +185,8 @@ def test_contents_of_lists_are_checked(kind, name, wrong):
 )
 def test_what_is_not_a_message(header):
     refused(header, [])
+    with pytest.raises(CodecError):
+        decode(codec.encode(header, []))
 
 
 @given(st.data())
@@ -175,7 +199,7 @@ def test_mutated_messages_raise_nothing_but_codec_errors(data):
         at = data.draw(st.integers(0, len(frame) - 1)) if frame else 0
         frame[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
     try:
-        message = decode(frames)
+        (message,) = decode(frames)
     except CodecError:
         return
     assert type(message) in KINDS.values()
@@ -186,7 +210,7 @@ def test_mutated_messages_raise_nothing_but_codec_errors(data):
 def test_random_fields_raise_nothing_but_codec_errors(fields):
     for kind in KINDS:
         try:
-            decode([msgpack.packb([codec.FORMAT, [kind, *fields], []])])
+            decode([msgpack.packb([codec.FORMAT, [[kind, *fields]], []])])
         except (CodecError, UnicodeEncodeError):
             continue
 
@@ -194,9 +218,9 @@ def test_random_fields_raise_nothing_but_codec_errors(fields):
 def test_frames_follow_the_order_of_the_fields():
     keys, gradients, counts = np.uint64([5]), np.float32([[1]]), np.int32([2])
     scores = (np.float32([0.1]), np.float32([1]))
-    push = Push(1, 2, 3, 4, 5, 6, 7, 0.5, (keys,), (gradients,), (counts,), scores)
+    push = Push(1, 2, 3, 4, 5, 6, 7, 0.5, -1, (keys,), (gradients,), (counts,), scores)
     header, arrays = header_of(push)
-    assert header == ["push", 1, 2, 3, 4, 5, 6, 7, 0.5, 1, 1, 1, 2]
+    assert header == ["push", 1, 2, 3, 4, 5, 6, 7, 0.5, -1, 1, 1, 1, 2]
     assert [a.dtype for a in arrays] == [np.uint64, np.float32, np.int32, np.float32, np.float32]
     pull = Pull(1, 2, 3, 4, 5, "train", (keys, keys))
     assert header_of(pull)[0] == ["pull", 1, 2, 3, 4, 5, "train", 2]

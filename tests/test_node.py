@@ -23,16 +23,19 @@ class FakeTransport:
         self.incoming = incoming or []
         self.sent: list[tuple] = []
         self.connected: list[tuple] = []
+        self.packets = 0
         self._woken = threading.Event()
 
     def poll(self, timeout_s: float) -> Iterator[tuple]:
-        while self.incoming:
-            yield self.incoming.pop(0)
-        self._woken.wait(max(timeout_s, 0))
-        self._woken.clear()
+        if not self.incoming:
+            self._woken.wait(max(timeout_s, 0))
+            self._woken.clear()
+        received, self.incoming = self.incoming, []
+        return iter(received)
 
     def send(self, peer: object, frames: list) -> bool:
-        self.sent.append((peer, messages.decode(frames)))
+        self.packets += 1
+        self.sent += [(peer, message) for message in messages.decode(frames)]
         return True
 
     def connect(self, peer: object, address: str) -> None:
@@ -103,6 +106,29 @@ def test_effects_go_where_they_belong_in_order():
     assert lab.transport.sent == [(2, message)]
     assert lab.lines == ["a line"]
     assert lab.performed == [begin]
+
+
+def test_messages_to_one_peer_travel_together_in_order():
+    one, two, three = (Refused(n, "wait", -1, "") for n in range(3))
+    sends = [Send(2, one), Send(3, two), Log("a line"), Send(2, three)]
+    assert list(module.packets(sends)) == [(2, [one, three]), (3, [two])]
+    many = [Send(2, Refused(n, "wait", -1, "")) for n in range(20)]
+    assert [len(together) for _, together in module.packets(many)] == [8, 8, 4]
+
+
+def test_what_came_together_is_answered_together():
+    class Echo(Machine):
+        def on_message(self, peer, message, now):
+            if message.request == 9:
+                return [Finish(0, "enough")]
+            return [Send(peer, message)]
+
+    together = [Refused(n, "wait", -1, "") for n in (1, 2)]
+    last = messages.encode(Refused(9, "wait", -1, ""))
+    lab = Lab((b"a", messages.encode(*together)), (b"a", last), machine=Echo())
+    lab.run()
+    assert lab.transport.sent == [(b"a", together[0]), (b"a", together[1])]
+    assert lab.transport.packets == 1
 
 
 def test_the_machine_ticks_without_messages(monkeypatch):

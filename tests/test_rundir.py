@@ -183,15 +183,15 @@ def test_the_plan_depends_on_the_data_and_the_lanes(rows):
 
 def test_a_run_goes_on_with_the_minibatches_it_began_with(rows):
     """Of another number of workers another default follows; stated ones count."""
-    stale = {"train_consistency": "async", "train_batch_rows": None}
+    stale = {"train_consistency": "async", "train_batch_rows": None, "model_kind": "fm"}
     job = job_of(rows, **stale, cluster_workers=2)
     folder = RunFolder(job)
     inputs = open_inputs(job)
     begun = folder.manifest(inputs.schema, plan_digest(job, inputs), 0, 0, 3, border=False)
     folder.close()
     commit(folder.model, begun)
-    for stated, expected in ((None, 64), (32, 32)):
+    for stated, expected in ((None, 256), (32, 32)):
         values = stale | {"train_batch_rows": stated, "cluster_workers": 8}
         later = RunFolder(job_of(rows, **values))
         later.close()
-        assert (job.train.batch_rows, later.job.train.batch_rows) == (64, expected)
+        assert (job.train.batch_rows, later.job.train.batch_rows) == (256, expected)

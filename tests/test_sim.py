@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from ctrps.errors import LocalProtocolError
+from ctrps.ps.asked import AskedKeys
 from ctrps.ps.effects import Send
 from ctrps.ps.job import Phase
 from ctrps.ps.messages import Pushed
@@ -199,12 +200,42 @@ class StartsRowsAtRandom(AuditedServer):
         return super()._on_pull(peer, pull)
 
 
+class OfAnyWorker(AskedKeys):
+    """Remembers keys by the number of the request alone, as if one worker sent them all."""
+
+    def keep(self, worker, request, keys):
+        super().keep("any", request, keys)
+
+    def find(self, worker, request):
+        return super().find("any", request)
+
+
+class OfLastPull(AskedKeys):
+    """Takes a push to be for what its worker pulled last."""
+
+    def find(self, worker, request):
+        kept = self._by_worker.get(worker)
+        return next(reversed(kept.values())) if kept else None
+
+
+class MixesWorkersUp(AuditedServer):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.asked = OfAnyWorker(100)
+
+
+class MixesPullsUp(AuditedServer):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.asked = OfLastPull(100)
+
+
 class AsksOnlyOwnersOfKeys(Worker):
     """Pulls only from servers that hold a key of the batch; pushes to all, as it must."""
 
     def _ask(self, lane, task, now):
         everyone, sets = self.view.servers, self.model.key_sets(task.batch)
-        task.clocks = dict.fromkeys(everyone, 0)
+        task.clocks, task.asked = dict.fromkeys(everyone, 0), dict.fromkeys(everyone, -1)
         self.view.servers = tuple(
             node for node in everyone if any(self.view.size(s.starts, node) for s in sets)
         )
@@ -219,6 +250,8 @@ CONTROLS = {
     "fold in order of arrival": (FoldsByArrival, Worker),  # 34
     "repeated push added": (AddsRepeats, Worker),  # 29
     "new rows at random": (StartsRowsAtRandom, Worker),  # 22
+    "keys of another worker": (MixesWorkersUp, Worker),  # ?
+    "keys of another pull": (MixesPullsUp, Worker),  # ?
     "servers without keys not asked": (AuditedServer, AsksOnlyOwnersOfKeys),  # 17
 }
 

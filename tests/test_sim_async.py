@@ -110,7 +110,7 @@ def test_restarts_inside_a_pass_occur():
     assert inside >= 5 and apart >= 3
 
 
-@pytest.mark.parametrize("kill_at", [None, 10.0, 22.5])
+@pytest.mark.parametrize("kill_at", [None, 10.0, 21.5])
 def test_sync_checkpoints_inside_a_pass_do_not_change_the_bits(kill_at):
     setup = plain(103, batch_rows=1, faults={"delay_s": 0.2}, checkpoint_s=0.5)
     cluster = Cluster(setup)

@@ -61,6 +61,7 @@ class Arrival:
         self.owned = np.array(owned, np.int64)
         self.bound = bound
         self.clock = 0
+        self._staleness_before = 0
         self.staleness = np.zeros(STALENESS_BINS, np.int64)
         self.turn(plan)
 
@@ -120,8 +121,11 @@ class Arrival:
         lane = int(unfinished[np.argmin(self.lowest[unfinished])])
         return f"lane {lane} is at batch {int(self.lowest[lane])}"
 
-    def on_push(self, peer: Peer, push: Push) -> Effects:
-        """Apply the push to the partitions that miss it, and answer pulls that waited for it."""
+    def on_push(self, peer: Peer, push: Push) -> list[Send]:
+        """Apply the push to the partitions that miss it, and answer pulls that waited for it.
+
+        The answer to the push comes first.
+        """
         marks = self.marks[self.owned, push.lane]
         if len(marks) and marks.min() < push.batch - 1:
             expected = int(marks.min()) + 1
@@ -129,15 +133,17 @@ class Arrival:
         missing = self.owned[marks < push.batch]
         if len(missing):
             self._apply(push, missing)
-        effects: Effects = [Send(peer, Pushed(push.request, int(self.lowest[push.lane])))]
-        return effects + self._release()
+        done = Send(peer, Pushed(push.request, int(self.lowest[push.lane])))
+        return [done, *self._release()]
 
     def _apply(self, push: Push, missing: np.ndarray) -> None:
         part = Contribution(push.rows, push.loss_sum, push.keys, push.gradients, push.counts)
         if len(missing) < len(self.owned):
             part = self._only(part, missing)
         staleness = max(self.clock - push.clock, 0)
-        self.partitions.apply_one(part, staleness)
+        # Of two batches that were pulled together, the first to come is as much a part of the pair.
+        self.partitions.apply_one(part, max(staleness, self._staleness_before))
+        self._staleness_before = staleness
         self.clock += 1
         self.staleness[min(staleness, STALENESS_BINS - 1)] += 1
         self.marks[missing, push.lane] = push.batch
@@ -169,7 +175,7 @@ class Arrival:
         key_kernels.partition_of(keys, self.partitions.model.partition_bits, partition)
         return partition
 
-    def _release(self) -> Effects:
+    def _release(self) -> list[Send]:
         if self.bound is None:
             return []
         ready = [key for key, held in self._waiting.items() if self._near(held.pull.batch)]

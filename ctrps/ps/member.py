@@ -6,6 +6,7 @@ and obeys the newest orders. It ends when told to, or when it has heard no sched
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -71,12 +72,18 @@ class Member(ABC):
     limits
     now
         Monotonic seconds at the start.
+
+    Attributes
+    ----------
+    measured : mapping
+        What the driver has measured so far, to be told with the counters of a status.
     """
 
     def __init__(self, identity: Identity, limits: Limits, now: float):
         self.identity = identity
         self.limits = limits
         self.life = Life.JOINING
+        self.measured: Mapping[str, float] = {}
         self.node = -1
         self.orders: Orders | None = None
         self._term = -1

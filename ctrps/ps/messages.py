@@ -1,10 +1,11 @@
 """Every message between nodes, its fields and its frames.
 
 A message is a frozen dataclass. Its class attribute ``KIND`` goes first on the wire, its plain
-fields follow in the order of the class, and its arrays travel as frames of their own; a field
-of arrays is a tuple with one array per table of the model (or per kind of result). ``decode``
-checks the type and range of every field, so a state machine only ever meets messages of the
-right shape. What a message *means*, and whether it comes at the right time, is for the machines.
+fields follow in the order of the class, and its arrays travel beside them; a field of arrays is a
+tuple with one array per table of the model (or per kind of result). What one node has to say to
+another at a time travels together, as one frame set. ``decode`` checks the type and range of every
+field, so a state machine only ever meets messages of the right shape. What a message *means*, and
+whether it comes at the right time, is for the machines.
 
 ``docs/protocol.md`` describes the conversation; section numbers below are of that page.
 """
@@ -20,8 +21,14 @@ from ctrps.codec import WIRE, Buffer, CodecError, Limits
 from ctrps.codec import decode as decode_frames
 from ctrps.codec import encode as encode_frames
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_TEXT = 1 << 19
+
+MOST_TOGETHER = 8
+"""Messages in one frame set; of the largest kind they have 72 arrays."""
+
+SMALL_BYTES = 8192
+"""An array up to this size travels in the first frame; ``MOST_TOGETHER`` messages fit there."""
 
 Arrays = tuple[np.ndarray, ...]
 
@@ -198,6 +205,9 @@ class Push(Message):
     Safe to send again: a partition takes a (pass, lane, batch) once. ``clock`` is the server's at
     the pull. ``loss_sum`` is that of the whole batch; the owner of partition ``lane mod
     partitions`` counts it, and it alone gets ``scores``: margins and labels, float32[rows].
+
+    ``asked`` is the request number of the pull whose keys these gradients are for, and then
+    ``keys`` is empty; or -1, and ``keys`` holds them.
     """
 
     KIND = "push"
@@ -209,6 +219,7 @@ class Push(Message):
     rows: int
     clock: int
     loss_sum: float
+    asked: int
     keys: Arrays
     gradients: Arrays
     counts: Arrays
@@ -232,9 +243,9 @@ class Refused(Message):
     """The request cannot be served now, or never.
 
     Of a data message ``why`` is ``view`` or ``pass`` (``value``: the one here), ``behind`` (the
-    lowest batch that can be pulled), ``gap`` (the batch that comes next), ``wait`` or ``bad``; of a
-    registration it is ``digest, job, protocol, kernel`` or ``full``, with both values in
-    ``detail``.
+    lowest batch that can be pulled), ``gap`` (the batch that comes next), ``keys`` (send the push
+    with its keys), ``wait`` or ``bad``; of a registration it is ``digest, job, protocol, kernel``
+    or ``full``, with both values in ``detail``.
     """
 
     KIND = "refused"
@@ -258,39 +269,62 @@ KINDS: dict[str, type[Message]] = {
     cls.KIND: cls
     for cls in (Register, Welcome, Status, Orders, Pull, Pulled, Push, Pushed, Refused, Bye)
 }
-_TYPES: dict[type[Message], list[tuple[str, Any]]] = {
-    cls: [(f.name, get_type_hints(cls)[f.name]) for f in fields(cls)] for cls in KINDS.values()
-}
 
 
-def encode(message: Message) -> list[Buffer]:
-    """The frames of a message; arrays are not copied."""
-    header: list[Any] = [message.KIND]
+def _types(cls: type[Message]) -> list[tuple[str, Any]]:
+    hints = get_type_hints(cls)
+    return [(f.name, Arrays if hints[f.name] == Arrays else hints[f.name]) for f in fields(cls)]
+
+
+_TYPES = {cls: _types(cls) for cls in KINDS.values()}
+
+
+def encode(*messages: Message) -> list[Buffer]:
+    """The frames of messages to one peer, at most ``MOST_TOGETHER``; large arrays are not copied.
+
+    Examples
+    --------
+    >>> decode(encode(Pushed(request=3, mark=-1), Refused(4, "gap", 7, "")))
+    [Pushed(request=3, mark=-1), Refused(request=4, why='gap', value=7, detail='')]
+    """
+    headers: list[list[Any]] = []
     arrays: list[np.ndarray] = []
-    for name, kind in _TYPES[type(message)]:
-        value = getattr(message, name)
-        if kind == Arrays:
-            header.append(len(value))
-            arrays.extend(value)
-        else:
-            header.append(value)
-    return encode_frames(header, arrays)
+    for message in messages:
+        header: list[Any] = [message.KIND]
+        for name, kind in _TYPES[type(message)]:
+            value = getattr(message, name)
+            if kind is Arrays:
+                header.append(len(value))
+                arrays.extend(value)
+            else:
+                header.append(value)
+        headers.append(header)
+    return encode_frames(headers, arrays, SMALL_BYTES)
 
 
-def decode(frames: Sequence[Buffer], limits: Limits = WIRE) -> Message:
-    """The message in ``frames``.
+def decode(frames: Sequence[Buffer], limits: Limits = WIRE) -> list[Message]:
+    """The messages in ``frames``, in order.
 
     Raises
     ------
     CodecError
-        For anything that is not exactly a message of a known kind.
-
-    Examples
-    --------
-    >>> decode(encode(Pushed(request=3, mark=-1)))
-    Pushed(request=3, mark=-1)
+        For anything that is not exactly one to ``MOST_TOGETHER`` messages of known kinds.
     """
-    header, arrays = decode_frames(frames, limits)
+    headers, arrays = decode_frames(frames, limits)
+    if not isinstance(headers, list) or not 1 <= len(headers) <= MOST_TOGETHER:
+        raise CodecError("a frame set that holds no messages, or too many")
+    messages: list[Message] = []
+    at = 0
+    for header in headers:
+        message, at = _message(header, arrays, at)
+        messages.append(message)
+    if at != len(arrays):
+        raise CodecError(f"a {messages[-1].KIND} with {len(arrays) - at} arrays too many")
+    return messages
+
+
+def _message(header: object, arrays: list[np.ndarray], at: int) -> tuple[Message, int]:
+    """The message of a header, whose arrays begin at ``at``, and where those of the next do."""
     if not isinstance(header, list) or not header or not isinstance(header[0], str):
         raise CodecError("a frame set that is not a message")
     cls = KINDS.get(header[0])
@@ -300,30 +334,24 @@ def decode(frames: Sequence[Buffer], limits: Limits = WIRE) -> Message:
     if len(header) != len(types) + 1:
         raise CodecError(f"a {cls.KIND} of {len(header) - 1} fields, not {len(types)}")
     values: list[Any] = []
-    at = 0
     for (name, kind), value in zip(types, header[1:], strict=True):
-        if kind == Arrays:
+        if kind is Arrays:
             if not _fits(int, value) or not 0 <= value <= len(arrays) - at:
                 raise CodecError(f"{cls.KIND}.{name}: {str(value)[:40]} arrays are not there")
             values.append(tuple(arrays[at : at + value]))
             at += value
+        elif _fits(kind, value):
+            values.append(value)
         else:
-            values.append(_checked(cls.KIND, name, kind, value))
-    if at != len(arrays):
-        raise CodecError(f"a {cls.KIND} with {len(arrays) - at} arrays too many")
-    return cls(*values)
-
-
-def _checked(message: str, name: str, kind: Any, value: object) -> object:
-    if not _fits(kind, value):
-        raise CodecError(f"{message}.{name}: {str(value)[:40]!r} is not a valid {kind}")
-    return value
+            what = f"{str(value)[:40]!r} is not a valid {kind}"
+            raise CodecError(f"{cls.KIND}.{name}: {what}")
+    return cls(*values), at
 
 
 def _fits(kind: Any, value: object) -> bool:
     """Whether a value read from the wire is of the declared type and within its range."""
     if kind is int:  # by far the most frequent
-        return isinstance(value, int) and not isinstance(value, bool) and -1 <= value < 1 << 62
+        return type(value) is int and -1 <= value < 1 << 62
     if kind is float:
         number = isinstance(value, float | int) and not isinstance(value, bool)
         return number and math.isfinite(value)  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ What a pull may read and when a push is applied differs by consistency mode: ``s
 message must pass before it may change anything.
 """
 
+from dataclasses import replace
 from enum import Enum
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from ctrps.errors import LocalProtocolError
 from ctrps.models import Model
 from ctrps.ps.arrival import Arrival
+from ctrps.ps.asked import AskedKeys
 from ctrps.ps.effects import Effects, Load, Peer, Save, Send
 from ctrps.ps.member import Identity, Life, Limits, Member
 from ctrps.ps.messages import (
@@ -21,6 +23,7 @@ from ctrps.ps.messages import (
     Pull,
     Pulled,
     Push,
+    Pushed,
     Refused,
     Status,
     Welcome,
@@ -28,6 +31,9 @@ from ctrps.ps.messages import (
 from ctrps.ps.partition import PartitionSet, PartitionState
 from ctrps.ps.plan import Manifest, Plan, PlanSettings
 from ctrps.ps.sync import Stepwise
+
+WINDOW_MOST = 64
+"""Pulls whose keys are kept beside two of each lane: the largest window of a worker."""
 
 SHOWN_LANES = 64
 """Lanes that a status names of those that are missing."""
@@ -73,6 +79,7 @@ class Server(Member):
         self.owned: tuple[int, ...] = ()
         self.partitions = PartitionSet(model)
         self.mode: Stepwise | Arrival | None = None
+        self.asked = AskedKeys(WINDOW_MOST + 2 * settings.lanes)
         self._manifest: Manifest | None = None
         self._saving = -1
         self._saved: tuple[int, list[tuple[int, str, int, str]]] = (-1, [])
@@ -130,6 +137,7 @@ class Server(Member):
     def check(self) -> None:
         """Assert every invariant that a server's state has at all times."""
         assert (self.holding is Holding.SERVING) == (self.mode is not None)
+        self.asked.check()
         if self.mode is not None:
             assert self.mode.plan.number == self.partitions.pass_
             self.mode.check()
@@ -165,6 +173,7 @@ class Server(Member):
     def _serve(self, pass_: int, step: int) -> None:
         plan = self._plan_of(pass_)
         self.partitions.turn(pass_)
+        self.asked.clear()
         self.holding = Holding.SERVING
         if self.settings.mode == "sync":
             self.partitions.step = step
@@ -180,6 +189,7 @@ class Server(Member):
             at = f"step {self.partitions.step} of {self.mode.plan.steps}"
             raise LocalProtocolError(f"ordered to pass {pass_} at {at}")
         self.partitions.turn(pass_)
+        self.asked.clear()
         self.mode.turn(self._plan_of(pass_))
         return self._tell(now)
 
@@ -214,14 +224,24 @@ class Server(Member):
             return [Send(peer, refusal)] if refusal else []
         if pull.purpose == "evaluate":
             return [Send(peer, Pulled(pull.request, 0, -1, self.partitions.peek(pull.keys)))]
+        self.asked.keep(peer, pull.request, pull.keys)
         return self.mode.on_pull(peer, pull)
 
     def _on_push(self, peer: Peer, push: Push, now: float) -> Effects:
-        refusal = self._misplaced(push) or self._wrong_push(push)
+        refusal = self._misplaced(push)
+        if not refusal and push.asked >= 0:
+            keys = self.asked.find(peer, push.asked)
+            if keys is None:
+                return [Send(peer, Refused(push.request, "keys", push.asked, ""))]
+            push = replace(push, keys=keys)
+        refusal = refusal or self._wrong_push(push)
         if refusal or self.mode is None:
             return [Send(peer, refusal)] if refusal else []
         before = self.partitions.step
-        effects = self.mode.on_push(peer, push)
+        answer, *released = self.mode.on_push(peer, push)
+        if isinstance(answer.message, Pushed):
+            self.asked.forget(peer, push.asked)
+        effects: Effects = [answer, *released]
         if self.partitions.step > before:
             effects += self._cut(now)
             if self.mode.complete:
@@ -299,6 +319,7 @@ class Server(Member):
             missed=self._missed,
             files=self._saved[1],
             counters={
+                **self.measured,
                 "keys": self.partitions.tables[0].used,
                 "size_bytes": self.partitions.size_bytes,
                 "rows": self.partitions.rows_seen,

@@ -87,8 +87,10 @@ class Stepwise:
             return [Send(peer, Refused(pull.request, "wait", self.partitions.step, words))]
         return []
 
-    def on_push(self, peer: Peer, push: Push) -> Effects:
+    def on_push(self, peer: Peer, push: Push) -> list[Send]:
         """Take the push into the step; apply the step when it is whole.
+
+        The answer to the push comes first.
 
         Raises
         ------
@@ -118,7 +120,7 @@ class Stepwise:
         self._pushers[push.lane] = peer
         return [Send(peer, Pushed(push.request, version)), *self._advance()]
 
-    def _advance(self) -> Effects:
+    def _advance(self) -> list[Send]:
         """Apply the step if all of it is here, and answer the pulls that waited for it."""
         if self.missing():
             return []

@@ -19,13 +19,22 @@ class Stage(Enum):
 
 @dataclass(slots=True)
 class Task:
-    """One batch in hand."""
+    """One batch in hand.
+
+    Attributes
+    ----------
+    open : set of int
+        Its requests that are not answered.
+    asked, clocks : dict
+        By server, the number of its pull, and the clock of the answer.
+    """
 
     number: int
     stage: Stage = Stage.PREPARING
     batch: Minibatch | None = None
     weights: Arrays = ()
     open: set[int] = field(default_factory=set)
+    asked: dict[int, int] = field(default_factory=dict)
     clocks: dict[int, int] = field(default_factory=dict)
     mark: int = 1 << 60
 

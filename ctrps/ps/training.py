@@ -14,8 +14,8 @@ from ctrps.ps.messages import Status
 from ctrps.ps.plan import DataFile, Plan, PlanSettings
 from ctrps.ps.progress import Figures
 
-CHUNKS_AT_ONCE = 2
-"""Lanes that a worker holds in async mode: it computes one while the next is on its way."""
+CHUNKS_AT_ONCE = 3
+"""Lanes that a worker holds in async mode: it computes one, reads the next, and waits for more."""
 
 
 class Training:

@@ -5,6 +5,8 @@ from what servers answer, and a batch that two workers compute is computed to th
 new view, a lost lane and a steal are one thing here: forget the lane, or begin it.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from ctrps.models import Gradient, Minibatch, Model
@@ -27,6 +29,9 @@ from ctrps.ps.progress import NO_SCORES, Scores
 from ctrps.ps.tasks import Lane, Request, Stage, Task
 from ctrps.ps.view import View
 
+PULLED = (Stage.ASKING, Stage.COMPUTING)
+"""Stages of a batch whose weights are asked for and whose gradient is not sent."""
+
 EVALUATION = -1
 """The pass of an evaluation lane."""
 
@@ -42,8 +47,8 @@ class Worker(Member):
     settings
         Of the plan.
     window
-        Most batches between their pull and their last acknowledgement: in async of this worker,
-        in ssp of each lane. In sync mode the steps themselves are the bound.
+        Most batches between their pull and their push: in async of this worker, in ssp of each
+        lane. In sync mode the steps themselves are the bound.
     """
 
     def __init__(
@@ -132,11 +137,11 @@ class Worker(Member):
             assert task.stage in (Stage.ASKING, Stage.SENDING)
         for lane in self.lanes.values():
             if self.settings.mode != "sync" and not self._evaluates:
-                assert self._under_way(lane) <= self.window
+                assert self._under_way(lane, *PULLED) <= self.window
+                assert self._under_way(lane, *PULLED, Stage.SENDING) <= 2 * self.window
                 continue
             stages = [task.stage for task in lane.tasks.values()]
-            # Two compute when another worker has pushed the first of them meanwhile.
-            assert stages.count(Stage.COMPUTING) <= 2 and stages.count(Stage.ASKING) <= 2
+            assert stages.count(Stage.COMPUTING) <= 1 and stages.count(Stage.ASKING) <= 1
             assert len(stages) <= 4
 
     # -- orders ---------------------------------------------------------------------------------
@@ -208,11 +213,12 @@ class Worker(Member):
     # -- a batch's way --------------------------------------------------------------------------
 
     def _read_ahead(self, lane: Lane) -> Effects:
-        """Prepare up to one batch beyond the front."""
+        """Prepare up to a window of batches beyond the front, in sync one."""
+        ahead = 1 if self.settings.mode == "sync" else self.window
         effects: Effects = []
         while lane.next < lane.length:
             front = lane.front()
-            if front and lane.next > front.number + 1:
+            if front and lane.next > front.number + ahead:
                 break
             lane.tasks[lane.next] = Task(lane.next)
             effects.append(self._prepare(lane, lane.next))
@@ -230,30 +236,37 @@ class Worker(Member):
         assert self._plan is not None
         return self._plan.number, self._plan.batch(lane.number, number)
 
-    def _move(self, now: float) -> Effects:
+    def _move(self, now: float, pushing: bool = False) -> Effects:
         """Ask for what is prepared and may be asked."""
         effects: Effects = []
-        for lane in list(self.lanes.values()):
-            for task in list(lane.tasks.values()):
-                if task.stage is Stage.PREPARED and self._may_ask(lane, task):
+        for lane in self.lanes.values():
+            for task in lane.tasks.values():
+                if task.stage is Stage.PREPARED and self._may_ask(lane, task, pushing):
                     effects += self._ask(lane, task, now)
         return effects
 
-    def _may_ask(self, lane: Lane, task: Task) -> bool:
-        """sync: the front, and the next one while the front computes. Else: within the window."""
-        if self.settings.mode != "sync" and not self._evaluates:
-            # In turn: a server takes a batch only after the one before.
-            behind = [t for t in lane.tasks.values() if t.number < task.number and not t.in_flight]
-            return not behind and self._under_way(lane) < self.window
-        front = lane.front()
-        if front is None or front is task:
-            return True
-        return front.stage is Stage.COMPUTING and task.number == front.number + 1
+    def _may_ask(self, lane: Lane, task: Task, pushing: bool) -> bool:
+        """sync: the front. Else: in turn and within the window.
 
-    def _under_way(self, lane: Lane) -> int:
-        """Batches in flight: of the worker, or in ssp of the lane, as others may wait for it."""
+        A pull that travels with a push reads what that push has made, so the batch pushed does not
+        count; a pull alone might overtake pushes that are on their way, and waits for their end.
+        """
+        if self.settings.mode == "sync" or self._evaluates:
+            return lane.front() is task
+        before = lane.tasks.get(task.number - 1)
+        if before and not before.in_flight:
+            return False  # a server takes a batch only after the one before
+        if not pushing:
+            return self._under_way(lane, *PULLED, Stage.SENDING) < self.window
+        return (
+            self._under_way(lane, *PULLED) < self.window
+            and self._under_way(lane, *PULLED, Stage.SENDING) < 2 * self.window
+        )
+
+    def _under_way(self, lane: Lane, *stages: Stage) -> int:
+        """Batches at a stage: of the worker, or in ssp of the lane, as others may wait for it."""
         lanes = [lane] if self.settings.mode == "ssp" else self.lanes.values()
-        return sum(task.in_flight for held in lanes for task in held.tasks.values())
+        return sum(task.stage in stages for held in lanes for task in held.tasks.values())
 
     def _ask(self, lane: Lane, task: Task, now: float) -> Effects:
         assert self.view is not None and task.batch is not None
@@ -269,6 +282,7 @@ class Worker(Member):
         for node in self.view.servers:
             keys = tuple(self.view.take(s.keys, s.starts, node) for s in sets)
             pull = Pull(view, self._number(), pass_, lane.number, task.number, purpose, keys)
+            task.asked[node] = pull.request
             effects.append(self._request(lane, task, node, pull, now))
         return effects
 
@@ -336,36 +350,35 @@ class Worker(Member):
 
     def _push(self, lane: Lane, task: Task, result: Gradient, now: float) -> Effects:
         assert self.view is not None and task.batch is not None
-        view, pass_, _ = self._doing
-        name = f"pass {pass_} lane {lane.number} batch {task.number}"
+        name = f"pass {self._doing[1]} lane {lane.number} batch {task.number}"
         if not all(np.isfinite(g).all() for g in result.tables):
             return self.fail(f"the gradient of {name} is not finite", 3, now)
         task.stage, task.weights = Stage.SENDING, ()
         self.rows_pushed += task.batch.rows
         sets = self.model.key_sets(task.batch)
-        scores = Scores(result.margins, task.batch.labels)
         counter = self.view.owners[lane.number % len(self.view.owners)]
         effects: Effects = []
         for node in self.view.servers:
             push = Push(
-                view,
+                self._doing[0],
                 self._number(),
-                pass_,
+                self._doing[1],
                 lane.number,
                 task.number,
                 task.batch.rows,
                 task.clocks[node],
                 result.loss_sum,
-                tuple(self.view.take(s.keys, s.starts, node) for s in sets),
+                task.asked[node],
+                (),
                 tuple(
                     self.view.take(g, s.starts, node)
                     for g, s in zip(result.tables, sets, strict=True)
                 ),
                 tuple(self.view.take(s.counts, s.starts, node) for s in sets),
-                scores if node == counter else NO_SCORES,
+                Scores(result.margins, task.batch.labels) if node == counter else NO_SCORES,
             )
             effects.append(self._request(lane, task, node, push, now))
-        return effects + self._read_ahead(lane) + self._move(now)
+        return effects + self._read_ahead(lane) + self._move(now, pushing=True)
 
     def _on_refused(self, request: Request, lane: Lane, message: Refused, now: float) -> Effects:
         match message.why:
@@ -376,12 +389,23 @@ class Worker(Member):
             case "gap":
                 # The batch before is still on its way; this one goes again after it.
                 request.due = min(request.due, now + self.limits.retry_s / 4)
+            case "keys" if isinstance(request.message, Push):
+                return [self._with_keys(request, request.message, lane)]
             case "wait":
                 request.heard = message.detail
             case "bad":
                 what = f"server {request.server} refused a message of this worker"
                 return self.fail(f"{what}: {message.detail}", 1, now)
         return []
+
+    def _with_keys(self, request: Request, push: Push, lane: Lane) -> Send:
+        """The server has forgotten what was pulled: the same push again, in full."""
+        batch = lane.tasks[request.task].batch
+        assert self.view is not None and batch is not None
+        sets = self.model.key_sets(batch)
+        keys = tuple(self.view.take(s.keys, s.starts, request.server) for s in sets)
+        request.message = replace(push, asked=-1, keys=keys)
+        return Send(request.server, request.message)
 
     def _restart(self, lane: Lane, number: int, now: float) -> Effects:
         """Begin a lane again at a batch that all servers can answer."""
@@ -439,7 +463,7 @@ class Worker(Member):
             saved=-1,
             missed=-1,
             files=[],
-            counters={"rows": self.rows_pushed},
+            counters={**self.measured, "rows": self.rows_pushed},
             fault=self._fault[0],
             fault_status=self._fault[1],
             waits_for=self._waits_for(now),

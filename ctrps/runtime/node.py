@@ -9,8 +9,9 @@ import queue
 import signal
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from types import FrameType
 from typing import Protocol, TypeVar
 
@@ -19,6 +20,7 @@ from ctrps.errors import CtrpsError
 from ctrps.ps import messages
 from ctrps.ps.effects import SCHEDULER, Connect, Effect, Effects, Finish, Log, Peer, Send
 from ctrps.ps.messages import Message
+from ctrps.runtime.meter import BYTES, Meter, part_of
 from ctrps.runtime.transport import Transport
 
 SWITCH_S = 0.0002
@@ -39,6 +41,17 @@ class Machine(Protocol):
     def on_tick(self, now: float) -> Effects: ...
 
 
+def packets(effects: Iterable[Effect]) -> Iterator[tuple[Peer, list[Message]]]:
+    """The messages of ``effects``, those to one peer together and in order."""
+    by_peer: dict[Peer, list[Message]] = {}
+    for effect in effects:
+        if isinstance(effect, Send):
+            by_peer.setdefault(effect.to, []).append(effect.message)
+    for peer, sent in by_peer.items():
+        for first in range(0, len(sent), messages.MOST_TOGETHER):
+            yield peer, sent[first : first + messages.MOST_TOGETHER]
+
+
 class Node:
     """The loop of one process.
 
@@ -52,6 +65,11 @@ class Node:
         Turns an error of slow work or of the machine into effects: (what, status, now).
     log
         Takes a line for people.
+
+    Attributes
+    ----------
+    meter : Meter
+        Of this node's work.
     """
 
     def __init__(
@@ -64,10 +82,12 @@ class Node:
     ):
         self.machine = machine
         self.transport = transport
+        self.meter = Meter()
         self._perform = perform
         self._fail = fail
         self._log = log
         self._events: queue.SimpleQueue[Callable[[float], Effects]] = queue.SimpleQueue()
+        self._waiting = False
         self._next_tick = 0.0
         self._finish: Finish | None = None
         self._complaints: dict[Hashable, float] = {}
@@ -91,15 +111,24 @@ class Node:
     def post(self, event: Callable[[float], Effects]) -> None:
         """Hand an event to the loop, from any thread."""
         self._events.put(event)
-        self.transport.wake()
+        if self._waiting:
+            self.transport.wake()
 
     def work(
         self,
         pool: ThreadPoolExecutor,
         job: Callable[[], Result],
         done: Callable[[Result, float], Effects],
+        part: str = "",
     ) -> None:
-        """Do slow work in ``pool``; its result comes back to the loop as an event."""
+        """Do slow work in ``pool``; its result comes back to the loop as an event.
+
+        Its time counts as ``part``, if that is not empty.
+        """
+
+        def measured() -> Result:
+            with self.meter.timed(part):
+                return job()
 
         def finished(future: Future[Result]) -> None:
             error = future.exception()
@@ -109,27 +138,48 @@ class Node:
             else:
                 self.post(lambda now: self._failed(error, now))
 
-        pool.submit(job).add_done_callback(finished)
+        pool.submit(measured).add_done_callback(finished)
 
     def _turn(self) -> None:
-        wait = self._next_tick - time.monotonic()
-        for peer, frames in self.transport.poll(wait):
+        # Whoever posts after this line sees it and wakes the poll; what came before is seen here.
+        self._waiting = True
+        wait = self._next_tick - time.monotonic() if self._events.empty() else 0.0
+        received = self.transport.poll(wait)
+        self._waiting = False
+        with self.meter.timed("messages"):
+            self._handle(received)
+
+    def _handle(self, received: Iterable[tuple[Peer, list[Buffer]]]) -> None:
+        for peer, frames in received:
             self._receive(peer, frames)
         while not self._events.empty():
-            event = self._events.get_nowait()
-            self._try(event)
+            self._try(self._events.get_nowait())
         now = time.monotonic()
         if now >= self._next_tick:
             self._next_tick = now + TICK_S
             self._try(self.machine.on_tick)
 
     def _receive(self, peer: Peer, frames: list[Buffer]) -> None:
+        self._count(peer, frames)
         try:
-            message = messages.decode(frames)
+            received = messages.decode(frames)
         except CodecError as error:
             self._complain(peer, error)
             return
-        self._try(lambda now: self.machine.on_message(peer, message, now))
+        self._try(lambda now: self._take(peer, received, now))
+
+    def _count(self, peer: Peer, frames: list[Buffer]) -> None:
+        if peer != SCHEDULER:
+            self.meter.sums[BYTES] += sum(map(len, frames))
+
+    def _take(self, peer: Peer, received: list[Message], now: float) -> Effects:
+        """What came together is answered together."""
+        effects: Effects = []
+        for message in received:
+            part = part_of(message)
+            with self.meter.apart(part) if part else nullcontext():
+                effects += self.machine.on_message(peer, message, now)
+        return effects
 
     def _complain(self, peer: Peer, error: CodecError) -> None:
         """One line for each peer and minute: garbage must not flood the log."""
@@ -152,10 +202,11 @@ class Node:
         raise error
 
     def _carry_out(self, effects: Iterable[Effect]) -> None:
+        effects = list(effects)
         for effect in effects:
             match effect:
                 case Send():
-                    self.transport.send(effect.to, messages.encode(effect.message))
+                    continue
                 case Connect():
                     self._connect(effect)
                 case Log():
@@ -164,6 +215,10 @@ class Node:
                     self._finish = effect
                 case _:
                     self._perform(effect)
+        for peer, together in packets(effects):
+            frames = messages.encode(*together)
+            self._count(peer, frames)
+            self.transport.send(peer, frames)
 
     def _connect(self, effect: Connect) -> None:
         try:

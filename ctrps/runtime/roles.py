@@ -38,6 +38,7 @@ from ctrps.runtime import nonfinite, saving
 from ctrps.runtime.fused import check_cluster
 from ctrps.runtime.inputs import BatchReader, Inputs, open_inputs, plan_settings
 from ctrps.runtime.local import badness, test_report
+from ctrps.runtime.meter import shares
 from ctrps.runtime.node import Node
 from ctrps.runtime.rundir import RunFolder, config_digest, plan_digest, write_json
 from ctrps.runtime.transport import Transport
@@ -109,6 +110,7 @@ class WorkerProcess:
         window = self.job.train.window
         self.machine = Worker(identity, limits(self.job), now, self.model, settings, window)
         self.node = Node(self.machine, transport, self._perform, self.machine.fail, self.log)
+        self.machine.measured = self.node.meter.sums
         try:
             transport.connect(SCHEDULER, self.scheduler)
             finish = self.node.run(self.machine.on_start(now), self.machine.on_signal)
@@ -130,12 +132,14 @@ class WorkerProcess:
                     self._reading,
                     lambda: self._read(effect),
                     lambda batch, now: self.machine.on_prepared(effect.token, batch, now),
+                    "" if effect.pass_ == EVALUATION else "read",
                 )
             case Compute():
                 self.node.work(
                     self._computing,
                     lambda: self._compute(effect),
                     lambda result, now: self.machine.on_computed(effect.token, result, now),
+                    "" if effect.purpose == "evaluate" else "compute",
                 )
 
     def _read(self, effect: Prepare) -> models.Minibatch:
@@ -176,6 +180,7 @@ class ServerProcess:
         staleness = self.job.train.staleness
         self.machine = Server(identity, limits(self.job), now, self.model, settings, staleness)
         self.node = Node(self.machine, transport, self._perform, self.machine.fail, self.log)
+        self.machine.measured = self.node.meter.sums
         try:
             transport.connect(SCHEDULER, self.scheduler)
             with ThreadPoolExecutor(1) as self._disk:
@@ -236,6 +241,7 @@ class SchedulerProcess:
         self.manifest = self.folder.resume
         self.test: dict[str, object] | None = None
         self._best_test: dict[str, object] | None = None
+        self._spent: dict[str, Any] = {}
         self._next_line = 0.0
 
     def run(self, ready: Callable[[str], None]) -> Finish:
@@ -244,6 +250,8 @@ class SchedulerProcess:
         transport = Transport(_boot("scheduler"), bind, "cluster.scheduler")
         now = time.monotonic()
         self.machine = Scheduler(self._spec(self.inputs), limits(self.job), now)
+        early_stop = self.machine.early_stop
+        self._best_test = saving.resume_early_stop(self.folder, early_stop, badness)
         node = Node(self, transport, self._perform, self.machine.on_fault, self.log)
         self.node = node
         try:
@@ -303,6 +311,10 @@ class SchedulerProcess:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Commit():
+                if effect.border:
+                    machine = self.machine
+                    trained = machine.clock.train_s, machine.trained_rows
+                    self._spent = shares(list(machine.roster), *trained)
                 self.node.work(
                     self._disk,
                     lambda: self._commit(effect),
@@ -357,5 +369,6 @@ class SchedulerProcess:
             "servers": self.job.cluster.servers,
             "workers": self.job.cluster.workers,
             "consistency": self.job.train.consistency,
+            **self._spent,
             **self.inputs.account(),
         }

@@ -6,6 +6,7 @@ and comes again by the machine's own timer. This is the only module that knows z
 """
 
 import errno
+import itertools
 import os
 import socket
 from collections.abc import Hashable, Iterator, Sequence
@@ -14,6 +15,10 @@ import zmq
 
 from ctrps.codec import WIRE, Buffer
 from ctrps.errors import ClusterError
+
+COPIED_BYTES = 1 << 18
+"""Frames up to this size are copied when they are sent: telling Python that one has left, so that
+its array is free again, costs more than that."""
 
 HIGH_WATER = 1000
 """Messages that one peer's queue holds; the machines have fewer than that under way."""
@@ -120,9 +125,9 @@ class Transport:
         dealer = self._out.get(peer)
         try:
             if dealer is not None:
-                dealer.send_multipart(frames, zmq.NOBLOCK, copy=False)
+                _send(dealer, frames)
             elif self._router is not None and isinstance(peer, bytes):
-                self._router.send_multipart([peer, *frames], zmq.NOBLOCK, copy=False)
+                _send(self._router, [peer, *frames])
             else:
                 return False
         except zmq.ZMQError as error:
@@ -139,8 +144,7 @@ class Transport:
         ready = dict(self._poller.poll(max(0, round(1000 * timeout_s))))
         if ready.pop(self._wake_read, None):
             _drain(self._wake_read)
-        for source in ready:
-            yield from self._receive(source)
+        return itertools.chain.from_iterable(map(self._receive, ready))
 
     def _receive(self, source: "zmq.Socket[bytes]") -> Iterator[tuple[Hashable, list[Buffer]]]:
         for _ in range(HIGH_WATER):
@@ -168,6 +172,14 @@ class Transport:
         self._context.term()
         os.close(self._wake_read)
         os.close(self._wake_write)
+
+
+def _send(to: "zmq.Socket[bytes]", frames: Sequence[Buffer]) -> None:
+    """Hand over all frames or, by an error at the first, none."""
+    last = len(frames) - 1
+    for number, frame in enumerate(frames):
+        more = zmq.SNDMORE if number < last else 0
+        to.send(frame, zmq.NOBLOCK | more, copy=len(frame) <= COPIED_BYTES)
 
 
 def _drain(descriptor: int) -> None:

@@ -1,0 +1,53 @@
+"""Where the time of a cluster goes: what is measured, and the shares of it that a summary shows."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from ctrps.ps.messages import Pull, Push, Pushed
+from ctrps.ps.roster import Node
+from ctrps.runtime import meter as module
+from ctrps.runtime.meter import BYTES, Meter, part_of, shares
+from tests.test_machines import status_of
+
+
+def test_a_part_inside_the_messages_is_no_part_of_them(monkeypatch):
+    times = iter([0.0, 1.0, 4.0, 5.0, 6.0, 6.5])
+    monkeypatch.setattr(module.time, "perf_counter", lambda: next(times))
+    meter = Meter()
+    with meter.timed("messages"), meter.apart("push"):
+        pass
+    with meter.timed(""):
+        pass
+    assert dict(meter.sums) == {"push": 3.0, "messages": 2.0}
+
+
+def test_only_messages_of_training_are_parts():
+    keys = (np.zeros(0, np.uint64),)
+    pull = Pull(1, 2, 0, 0, 0, "train", keys)
+    push = Push(1, 2, 0, 0, 0, 0, 0, 0.0, -1, keys, keys, keys, keys)
+    parts = [part_of(m) for m in (pull, replace(pull, purpose="evaluate"), push, Pushed(1, 2))]
+    assert parts == ["pull", "", "push", ""]
+
+
+def node(number: int, role: str, dead: bool = False, **counters: float) -> Node:
+    status = status_of(number, 1, counters=counters)
+    return Node(number, role, 0, "boot", "", "peer", 0.0, status=status, dead=dead)
+
+
+def test_shares_are_means_over_the_nodes_of_a_role():
+    nodes = [
+        node(0, "worker", read=9.0, compute=2.0, messages=1.0, **{BYTES: 700.0}),
+        node(1, "worker", read=1.0, compute=4.0, messages=3.0, **{BYTES: 300.0}),
+        node(2, "server", pull=1.0, push=2.0, messages=3.0, rows=7.0, **{BYTES: 1000.0}),
+        node(3, "worker", dead=True, read=99.0),
+        Node(4, "worker", 0, "boot", "", "peer", 0.0),
+    ]
+    assert shares(nodes, 10.0, 50) == {
+        "time": {
+            "worker": {"read": 0.5, "compute": 0.3, "messages": 0.2, "wait": 0.5},
+            "server": {"pull": 0.1, "push": 0.2, "messages": 0.3, "wait": 0.4},
+        },
+        "wire_bytes_per_row": 20.0,
+    }
+    assert shares(nodes, 0.0, 50) == shares(nodes, 10.0, 0) == {}
