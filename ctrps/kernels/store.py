@@ -257,7 +257,7 @@ def _step_of(gradients, before_out, scratch):
     return _Step(
         address(gradients),
         before,
-        4 * np.int64(gradients.shape[1]),
+        4 * gradients.shape[1],
         at,
         at + 8 * GROUP,
         at + 16 * GROUP,

@@ -9,16 +9,22 @@ import errno
 import itertools
 import os
 import socket
+from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 
 import zmq
 
 from ctrps.codec import WIRE, Buffer
 from ctrps.errors import ClusterError
+from ctrps.runtime import shared
+from ctrps.runtime.shared import Channel
 
 COPIED_BYTES = 1 << 18
 """Frames up to this size are copied when they are sent: telling Python that one has left, so that
 its array is free again, costs more than that."""
+
+MOST_CHANNELS = 64
+"""Peers of this machine that a listener shares memory with."""
 
 HIGH_WATER = 1000
 """Messages that one peer's queue holds; the machines have fewer than that under way."""
@@ -54,6 +60,9 @@ class Transport:
         self._out: dict[Hashable, zmq.Socket[bytes]] = {}
         self._addresses: dict[Hashable, str] = {}
         self._names: dict[zmq.Socket[bytes], Hashable] = {}
+        self._offered: dict[Hashable, Channel] = {}
+        self._channels: OrderedDict[Hashable, Channel] = OrderedDict()
+        self._near = False
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -93,6 +102,7 @@ class Transport:
             ) from None
         bound: str = router.getsockopt_string(zmq.LAST_ENDPOINT)
         self.address = f"{host}:{bound.rpartition(':')[2]}"
+        self._near = shared.can_share() and _is_loopback(_literal(host))
         self._poller.register(router, zmq.POLLIN)
         return router
 
@@ -113,16 +123,32 @@ class Transport:
         dealer.connect(endpoint)
         self._out[peer], self._names[dealer], self._addresses[peer] = dealer, peer, address
         self._poller.register(dealer, zmq.POLLIN)
+        if shared.can_share() and _is_loopback(_literal(host.strip("[]"))):
+            self._offer(peer)
+
+    def _offer(self, peer: Hashable) -> None:
+        """Offer memory to a peer of this machine; it is used when the peer has accepted."""
+        self._forget(peer)
+        self._offered[peer] = channel = Channel.make()
+        _send(self._out[peer], [channel.offer()])
+
+    def _forget(self, peer: Hashable) -> None:
+        for channels in (self._offered, self._channels):
+            channel = channels.pop(peer, None)
+            if channel is not None:
+                channel.close()
 
     def _drop(self, peer: Hashable) -> None:
         dealer = self._out.pop(peer)
         self._poller.unregister(dealer)
         del self._names[dealer], self._addresses[peer]
         dealer.close()
+        self._forget(peer)
 
     def send(self, peer: Hashable, frames: Sequence[Buffer]) -> bool:
         """Hand a message over; False if that is not possible now."""
         dealer = self._out.get(peer)
+        frames = self._share(peer, frames)
         try:
             if dealer is not None:
                 _send(dealer, frames)
@@ -135,6 +161,15 @@ class Transport:
                 return False
             raise
         return True
+
+    def _share(self, peer: Hashable, frames: Sequence[Buffer]) -> Sequence[Buffer]:
+        """The message as it goes by the socket: large frames in shared memory, if there is some."""
+        channel = self._channels.get(peer)
+        if channel is None or sum(map(len, frames[1:])) < shared.SHARED_BYTES:
+            return frames
+        self._channels.move_to_end(peer)
+        told = channel.put(frames[1:])
+        return frames if told is None else [told, frames[0]]
 
     def poll(self, timeout_s: float) -> Iterator[tuple[Hashable, list[Buffer]]]:
         """Wait for messages, a ``wake`` or the time limit; then all messages that are there.
@@ -153,10 +188,44 @@ class Transport:
             except zmq.Again:
                 return
             buffers: list[Buffer] = [frame.buffer for frame in frames]
+            peer: Hashable
             if source is not self._router:
-                yield self._names[source], buffers
-            elif len(buffers) > 1:
-                yield bytes(buffers[0]), buffers[1:]
+                peer = self._names[source]
+            else:
+                peer, buffers = bytes(buffers[0]), buffers[1:]
+            whole = self._whole(peer, buffers) if buffers else None
+            if whole is not None:
+                yield peer, whole
+
+    def _whole(self, peer: Hashable, buffers: list[Buffer]) -> list[Buffer] | None:
+        """A message with its frames from shared memory; None if it was for the transport."""
+        first = buffers[0]
+        kind = first[0] if len(first) else 0
+        if kind == shared.OFFER:
+            self._accept(peer, bytes(first))
+        elif kind == shared.ACCEPT:
+            if peer in self._offered:
+                self._channels[peer] = self._offered.pop(peer)
+        elif kind != shared.FRAMES:
+            return buffers
+        elif len(buffers) == 2 and peer in self._channels:
+            frames = self._channels[peer].take(first)
+            return None if frames is None else [buffers[1], *frames]
+        elif self._router is not None and isinstance(peer, bytes):
+            # Of a channel that this process, started again, never had.
+            self.send(peer, [bytes([shared.OFFER])])
+        return None
+
+    def _accept(self, peer: Hashable, offer: bytes) -> None:
+        if peer in self._out:
+            self._offer(peer)
+        elif self._near and (channel := Channel.open(offer)):
+            self._forget(peer)
+            self._channels[peer] = channel
+            if len(self._channels) > MOST_CHANNELS:
+                # Of a worker that is gone, mostly; another one offers a new channel when told.
+                self._forget(next(iter(self._channels)))
+            self.send(peer, [bytes([shared.ACCEPT])])
 
     def wake(self) -> None:
         """End a ``poll`` early; may be called from any thread."""
@@ -167,6 +236,8 @@ class Transport:
 
     def close(self) -> None:
         """Close all sockets; last messages have a second to leave."""
+        for peer in [*self._offered, *self._channels]:
+            self._forget(peer)
         for sock in [*self._out.values(), *([self._router] if self._router else [])]:
             sock.close()
         self._context.term()
@@ -201,6 +272,10 @@ def _literal(host: str) -> str:
             f"cannot resolve this host: {error.strerror}", where=host, hint="check its spelling"
         ) from None
     return f"[{address[0]}]" if family == socket.AF_INET6 else str(address[0])
+
+
+def _is_loopback(host: str) -> bool:
+    return host.startswith("127.") or host == "[::1]"
 
 
 def _why(error: zmq.ZMQError) -> str:
