@@ -246,13 +246,13 @@ class AsksOnlyOwnersOfKeys(Worker):
 
 
 CONTROLS = {
-    "no undo": (ForgetsTheStepBefore, Worker),  # 6
-    "fold in order of arrival": (FoldsByArrival, Worker),  # 34
-    "repeated push added": (AddsRepeats, Worker),  # 29
+    "no undo": (ForgetsTheStepBefore, Worker),  # 8
+    "fold in order of arrival": (FoldsByArrival, Worker),  # 33
+    "repeated push added": (AddsRepeats, Worker),  # 25
     "new rows at random": (StartsRowsAtRandom, Worker),  # 22
-    "keys of another worker": (MixesWorkersUp, Worker),  # ?
-    "keys of another pull": (MixesPullsUp, Worker),  # ?
-    "servers without keys not asked": (AuditedServer, AsksOnlyOwnersOfKeys),  # 17
+    "keys of another worker": (MixesWorkersUp, Worker),  # 26
+    "keys of another pull": (MixesPullsUp, Worker),  # 31
+    "servers without keys not asked": (AuditedServer, AsksOnlyOwnersOfKeys),  # 41
 }
 
 
