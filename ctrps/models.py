@@ -16,7 +16,7 @@ import numpy as np
 
 from ctrps.config import JobConfig, OptimizerBlock
 from ctrps.kernels import keys as key_kernels
-from ctrps.kernels import losses, optimizers, store
+from ctrps.kernels import bfloat, losses, optimizers, store
 from ctrps.kernels.optimizers import Rule
 
 INTERCEPT_KEY = key_kernels.key_of("\0intercept", "")
@@ -197,6 +197,8 @@ class Model:
         Base-2 logarithm of the number of partitions.
     seed : int
         Start of new rows, together with their key.
+    half : bool
+        Weights and gradients of the sparse table travel, and are computed with, as bfloat16.
     """
 
     kind: str
@@ -204,6 +206,7 @@ class Model:
     tables: tuple[TableSpec, ...]
     partition_bits: int
     seed: int
+    half: bool = False
 
     @property
     def partitions(self) -> int:
@@ -216,6 +219,23 @@ class Model:
             KeySet(batch.keys, batch.starts, batch.counts),
             KeySet(keys, starts, np.array([batch.rows], np.int32)),
         )
+
+    def narrow(self, arrays: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+        """Weights or gradients as they travel: those of the sparse table in half the bytes."""
+        if not self.half:
+            return arrays
+        first = np.ascontiguousarray(arrays[0])
+        out = np.empty(first.shape, np.uint16)
+        bfloat.to_bfloat16(first.reshape(-1).view(np.uint32), out.reshape(-1))
+        return (out, *arrays[1:])
+
+    def widen(self, arrays: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+        """The reverse of ``narrow``; what is float32 already stays so."""
+        if not self.half or not arrays or arrays[0].dtype != np.uint16:
+            return arrays
+        out = np.empty(arrays[0].shape, np.float32)
+        bfloat.from_bfloat16(arrays[0].reshape(-1), out.reshape(-1).view(np.uint32))
+        return (out, *arrays[1:])
 
     def margins(self, batch: Minibatch, weights: tuple[np.ndarray, ...]) -> np.ndarray:
         """The model's log-odds, float32[rows]."""
@@ -278,6 +298,7 @@ def build(job: JobConfig) -> Model:
         ),
         partition_bits=job.train.partitions.bit_length() - 1,
         seed=job.train.seed,
+        half=job.train.transfer == "bfloat16",
     )
 
 

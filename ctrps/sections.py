@@ -340,6 +340,11 @@ class TrainSection(Section):
         description="Minibatches under way at once, of a worker (async) or a lane (ssp). Default: "
         "2 for lr in async with one or two workers, else 1.",
     )
+    transfer: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="How weights and gradients travel between workers and servers: bfloat16 is "
+        "half the bytes and rounds to 8 bits of precision, in sync mode of `train`, too.",
+    )
     lanes: int = Field(
         default=4,
         ge=1,

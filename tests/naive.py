@@ -14,6 +14,27 @@ M = 2**64
 P1, P2, P3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
 P4, P5 = 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5
 
+# bfloat16
+
+
+def to_bfloat16(x):
+    """The nearest number with 8 bits of precision and the exponents of float32, as upper half."""
+    bits = int(np.float32(x).view(np.uint32))
+    if math.isnan(x):
+        return bits >> 16 | 0x40
+    below = bits >> 16
+    low, high = from_bfloat16(below), from_bfloat16(below + 1)
+    # Beyond the largest one, infinity stands where the next one would.
+    high = math.copysign(2.0**128, x) if math.isinf(high) else high
+    if math.isinf(x) or abs(x - low) < abs(high - x):
+        return below
+    return below + 1 if abs(high - x) < abs(x - low) else below + below % 2
+
+
+def from_bfloat16(half):
+    return float(np.uint32(half << 16).view(np.float32))
+
+
 # keys
 
 

@@ -141,6 +141,7 @@ class Setup:
     staleness: int = 8
     window: int = 2
     remembered: int = 100
+    transfer: str = "float32"
     checkpoint_s: float = 0.0
     evaluate_each: bool = False
     patience: int = 0
@@ -168,11 +169,12 @@ class Setup:
             checkpoint_s=more.choice([0.0, 0.0, 0.3, 1.5]),
             evaluate_each=more.choice([False, True]),
             remembered=more.choice([0, 1, 2, 100, 100, 100]),
+            transfer=more.choice(["float32", "float32", "bfloat16"]),
         )
 
     def __str__(self) -> str:
         nodes = f"W={self.workers} S={self.servers} G={self.lanes}"
-        bounds = f"staleness={self.staleness} window={self.window} remembered={self.remembered}"
+        bounds = f"staleness={self.staleness} window={self.window} remembered={self.remembered} {self.transfer}"
         shape = f"{self.mode} {bounds} {nodes} {self.kind} rows={len(self.data.labels)}"
         return f"seed {self.seed}: {shape} {self.faults}"
 
@@ -193,7 +195,11 @@ class Setup:
             {
                 "name": "sim",
                 "model": {"kind": self.kind, "dim": 2, "init_scale": 0.1},
-                "train": {"partitions": self.partitions, "seed": self.seed},
+                "train": {
+                    "partitions": self.partitions,
+                    "seed": self.seed,
+                    "transfer": self.transfer,
+                },
             }
         )
         return CountingModel(models.build(job))

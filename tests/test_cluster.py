@@ -77,11 +77,12 @@ def results(summary: dict[str, object]) -> dict[str, object]:
 def test_every_shape_gives_the_bits_of_train(lab, data, servers, workers):
     """Two launches with default ports run at the same time, and do not meet."""
     shape, runs = (servers, workers), {}
+    transfer = "bfloat16" if shape == (2, 2) else "float32"
     for kind in ("lr", "fm"):
-        values = {"model_kind": kind, "train_passes": 2}
+        values = {"model_kind": kind, "train_passes": 2, "train_transfer": transfer}
         runs[kind] = launched(lab, job(data, lab.folder / kind, **values), *shape)
     for kind, run in runs.items():
-        values = {"model_kind": kind, "train_passes": 2}
+        values = {"model_kind": kind, "train_passes": 2, "train_transfer": transfer}
         expected = trained(job(data, lab.folder / f"{kind}-train", **values))
         found = run.ends(0).json
         assert found.keys() >= SUMMARY

@@ -104,7 +104,7 @@ class Arrival:
         return [self._answer(peer, pull)]
 
     def _answer(self, peer: Peer, pull: Pull) -> Send:
-        weights = self.partitions.pull(pull.keys)
+        weights = self.partitions.model.narrow(self.partitions.pull(pull.keys))
         mark = int(self.lowest[pull.lane])
         return Send(peer, Pulled(pull.request, self.clock, mark, weights))
 

@@ -97,9 +97,13 @@ class Undo(NamedTuple):
 
 
 def contribute(model: Model, batch: Minibatch, weights: Arrays) -> Contribution:
-    """A batch's part of a step, from the weights that were pulled for it."""
+    """A batch's part of a step, from the weights that were pulled for it.
+
+    Both are rounded as they would be on their way to and from a worker.
+    """
     sets = model.key_sets(batch)
-    result = model.gradient(batch, weights)
+    result = model.gradient(batch, model.widen(model.narrow(weights)))
+    result = result._replace(tables=model.widen(model.narrow(result.tables)))
     keys, counts = tuple(s.keys for s in sets), tuple(s.counts for s in sets)
     scores = Scores(result.margins, batch.labels)
     return Contribution(batch.rows, result.loss_sum, keys, result.tables, counts, scores)

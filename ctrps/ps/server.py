@@ -234,6 +234,7 @@ class Server(Member):
             if keys is None:
                 return [Send(peer, Refused(push.request, "keys", push.asked, ""))]
             push = replace(push, keys=keys)
+        push = replace(push, gradients=self.model.widen(push.gradients))
         refusal = refusal or self._wrong_push(push)
         if refusal or self.mode is None:
             return [Send(peer, refusal)] if refusal else []

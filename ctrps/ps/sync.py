@@ -65,6 +65,7 @@ class Stepwise:
                 weights = self.partitions.pull_before(pull.keys)
             except LocalProtocolError as error:
                 return [Send(peer, Refused(pull.request, "bad", version, error.what))]
+            weights = self.partitions.model.narrow(weights)
             return [Send(peer, Pulled(pull.request, version, version - 1, weights))]
         if pull.batch < version:
             lowest = version - 1 if self.partitions.can_undo else version
@@ -73,7 +74,7 @@ class Stepwise:
 
     def _answer(self, peer: Peer, pull: Pull) -> Send:
         step = self.partitions.step
-        weights = self.partitions.pull(pull.keys)
+        weights = self.partitions.model.narrow(self.partitions.pull(pull.keys))
         return Send(peer, Pulled(pull.request, step, step - 1, weights))
 
     def _keep(self, peer: Peer, pull: Pull) -> Effects:

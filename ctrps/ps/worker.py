@@ -314,7 +314,8 @@ class Worker(Member):
         sets = self.model.key_sets(task.batch)
         if len(message.weights) != len(sets):
             return self.fail(f"server {request.server} answered with wrong arrays", 4, now)
-        for out, key_set, part in zip(task.weights, sets, message.weights, strict=True):
+        parts = self.model.widen(message.weights)
+        for out, key_set, part in zip(task.weights, sets, parts, strict=True):
             size = self.view.size(key_set.starts, request.server)
             if part.dtype != np.float32 or part.shape != (size, out.shape[1]):
                 return self.fail(f"server {request.server} answered with wrong arrays", 4, now)
@@ -358,6 +359,7 @@ class Worker(Member):
         sets = self.model.key_sets(task.batch)
         counter = self.view.owners[lane.number % len(self.view.owners)]
         effects: Effects = []
+        gradients = self.model.narrow(result.tables)
         for node in self.view.servers:
             push = Push(
                 self._doing[0],
@@ -372,7 +374,7 @@ class Worker(Member):
                 (),
                 tuple(
                     self.view.take(g, s.starts, node)
-                    for g, s in zip(result.tables, sets, strict=True)
+                    for g, s in zip(gradients, sets, strict=True)
                 ),
                 tuple(self.view.take(s.counts, s.starts, node) for s in sets),
                 Scores(result.margins, task.batch.labels) if node == counter else NO_SCORES,
