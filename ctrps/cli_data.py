@@ -23,6 +23,7 @@ from ctrps.screen import (
 )
 
 if TYPE_CHECKING:
+    from ctrps.config import JobConfig
     from ctrps.data.reading import TextSettings
 
 data_app = typer.Typer()
@@ -49,6 +50,16 @@ def extract(
         str | None, Option("--stage", metavar="sample|features", help="Do one half only.")
     ] = None,
     overwrite: Overwrite = False,
+    resume: Annotated[
+        bool, Option("--resume", help="Go on with what a run that was cut off has left.")
+    ] = False,
+    part: Annotated[
+        str | None, Option("--part", metavar="I/N", help="Do part I of N, in one shared folder.")
+    ] = None,
+    explain: Annotated[
+        str | None,
+        Option("--explain", metavar="[FILE:]N", help="Show how row N of the samples came to be."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Turn raw logs into samples, and samples into feature shards.
@@ -57,20 +68,49 @@ def extract(
     `features.spec`, and writes OUTPUT.DIR/data/train-*.shard and test-*.shard, which are the
     default data of the same job.
 
+    With --part, N runs in any order, at one time or not, share OUTPUT.DIR; a part that failed is
+    run again. The one that ends last puts the parts together.
+
+    With --explain, nothing is written: of a row of OUTPUT.DIR/samples, by default of the first
+    training file, it shows each feature with its fields, operator, values and keys.
+
     Example: ctrps extract -c job.yaml
     """
     from ctrps.data.extract import extract as run
 
+    if explain is not None:
+        _explain(load(config, overrides), explain, as_json)
+        return
     one_of("--stage", stage, ("sample", "features"))
-    summary = run(load(config, overrides), stage=stage, overwrite=overwrite, progress=_say_rows)
+    summary = run(
+        load(config, overrides),
+        stage=stage,
+        overwrite=overwrite,
+        progress=_say_rows,
+        resume=resume,
+        part=part,
+    )
     if as_json:
         print_json(summary)
         return
     print(f"rows          {summary['rows']:,} ({summary['rejected']:,} rejected)")
     for name, figures in summary["stages"].items():
         print(f"{name:13s} {figures['rows']:,} rows, {figures['cpu_s']:.1f} s of CPU")
+    if summary["missing"]:
+        print(f"not done yet  {', '.join(summary['missing'])}")
+        return
     for split, paths in summary["outputs"].items():
         print(f"{split:13s} {len(paths)} shard(s)")
+
+
+def _explain(job: "JobConfig", row: str, as_json: bool) -> None:
+    from ctrps.data.explain import explain, explained_lines
+
+    found = explain(job, row)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        print("\n".join(explained_lines(found)))
 
 
 def _say_rows(stage: str, rows: int) -> None:
@@ -170,6 +210,41 @@ def stats(
     _show_stats(figures)
 
 
+@data_app.command()
+@reported
+def names(
+    paths: Annotated[
+        list[Path], Argument(metavar="PATH...", help="Files of names, or folders that hold some.")
+    ],
+    top: Annotated[
+        int, Option("--top", "-n", min=0, help="Show so many, the most frequent; 0 shows all.")
+    ] = 0,
+    find: Annotated[
+        str, Option("--find", metavar="TEXT", help="Show only names that hold TEXT.")
+    ] = "",
+) -> None:
+    """Show which text each key was made of, as csv: key, count, name.
+
+    `ctrps extract` writes names beside each training shard, of `features.names` keys at most. The
+    count is how often the key stands in the rows that were counted, 65,536 of a shard at most. How
+    much the names cover is said on stderr.
+
+    Example: ctrps names runs/job/data --find cate_id=
+    """
+    import csv
+
+    from ctrps.data.names import read_names
+
+    found = read_names(paths)
+    share = 100 * found.named_values / max(found.values, 1)
+    counted = "" if found.exact else "; a count may be too low"
+    rows = f"{found.counted_rows:,} of {found.rows:,} rows"
+    say(f"{len(found.keys):,} keys, {share:.2f} % of the values of {rows}{counted}")
+    out = csv.writer(sys.stdout, lineterminator="\n")
+    out.writerow(["key", "count", "name"])
+    out.writerows(found.most_frequent(top, find))
+
+
 def _settings(
     config: Path | None,
     overrides: list[str] | None,
@@ -204,6 +279,8 @@ def _show_stats(figures: dict[str, Any]) -> None:
     if figures["rows"]:
         keys = figures["keys_per_row"]
         print(f"keys per row  {keys['mean']:.4g} ({keys['min']:,} to {keys['max']:,})")
+    if figures["indices"]:
+        print("indices       {least:,} to {greatest:,}".format(**figures["indices"]))
     for name, slot in figures["slots"].items():
         gaps = f", missing in {100 * slot['missing']:.4g} %" if slot["missing"] else ""
         print(f"slot          {name!r}: {slot['distinct_keys']:,} distinct keys{gaps}")

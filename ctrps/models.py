@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ctrps.config import JobConfig, OptimizerBlock
-from ctrps.kernels import keys as key_kernels
 from ctrps.kernels import bfloat, losses, optimizers, store
+from ctrps.kernels import keys as key_kernels
 from ctrps.kernels.optimizers import Rule
 
 INTERCEPT_KEY = key_kernels.key_of("\0intercept", "")

@@ -7,8 +7,10 @@ with what the system that ours replaces has written (``fixtures/golden``).
 import csv
 import datetime
 import io
+import itertools
 import math
 import re
+import zoneinfo
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +39,10 @@ def prefix_number(text):
     if math.isinf(value):
         raise ValueError(text)
     return -value if found[1] == "-" else value
+
+
+def read_number(text):
+    return prefix_number(text)
 
 
 def number(fields, name):
@@ -70,26 +76,29 @@ def dense_value(operator, x):
 def dense(feature, fields):
     """The number that the model sees."""
     name = feature.fields[0]
-    value = dense_value(feature.operator, number(fields, name))
-    if value is None or abs(value) > np.finfo(np.float32).max:
+    x = number(fields, name)
+    if x is None and feature.missing is None:
+        return 0.0
+    value = dense_value(feature.operator, feature.missing if x is None else x)
+    centre, size = feature.scale
+    if value is None or abs((value - centre) / size) > np.finfo(np.float32).max:
         raise BadValue(name, fields[name])
-    return value
+    return (value - centre) / size
 
 
 def values(feature, fields):
     """The values of a sparse feature, each a tuple of texts."""
     texts = [fields[name] for name in feature.fields]
-    if feature.operator == "group":
-        return [(element,) for element in texts[0].split(",")]
     if feature.operator == "hit":
         elements = texts[1].split(",") if texts[1] else []
         return [("1" if texts[0] in elements else "0",)]
+    parts = feature.parts or [feature.operator] * len(texts)
     breaks = feature.breaks or [()] * len(texts)
-    parts = [
-        bucket(fields, name, lines) if lines else fields[name]
-        for name, lines in zip(feature.fields, breaks, strict=True)
+    choices = [
+        text.split(",") if part == "group" else [bucket(fields, name, lines) if lines else text]
+        for name, text, part, lines in zip(feature.fields, texts, parts, breaks, strict=True)
     ]
-    return [tuple(parts)]
+    return list(itertools.product(*choices))
 
 
 def slots(spec, fields, drop_missing=False):
@@ -97,7 +106,8 @@ def slots(spec, fields, drop_missing=False):
     found = []
     for feature in spec.sparse:
         kept = values(feature, fields)
-        if drop_missing and feature.operator != "hit":
+        drop = feature.missing == "drop" if feature.missing else drop_missing
+        if drop and feature.operator != "hit":
             breaks = feature.breaks or [()] * len(feature.fields)
             kept = [
                 texts
@@ -109,6 +119,51 @@ def slots(spec, fields, drop_missing=False):
             ]
         found.append([(feature.prefix, texts) for texts in kept])
     return found
+
+
+BLANKS = " \t\n\v\f\r"
+
+
+def tidied(text, ways):
+    """``text`` (bytes) without differences that mean nothing."""
+    text = text.decode("latin-1")
+    if "strip" in ways:
+        text = text.strip(BLANKS)
+    if "squeeze" in ways:
+        text = re.sub(f"[{BLANKS}]+", " ", text)
+    if "lower" in ways:
+        text = re.sub("[A-Z]", lambda letter: letter[0].lower(), text)
+    return text.encode("latin-1")
+
+
+def set_of(text):
+    """The distinct elements of a comma list (bytes) in order."""
+    return b",".join(sorted(set(text.split(b","))))
+
+
+def time_part(x, part, zone):
+    """Hour or day of the week of seconds since 1970."""
+    if x is None:
+        return ""
+    at = datetime.datetime.fromtimestamp(math.floor(x), zoneinfo.ZoneInfo(zone))
+    return str(at.hour if part == "hour" else at.isoweekday())
+
+
+def with_derived(spec, fields, functions):
+    """The fields of a row and those derived of them; ``functions`` stand for Python operators."""
+    fields = dict(fields)
+    for one in spec.derivations:
+        text = fields[one.fields[0]].encode()
+        if one.operator == "tidy":
+            fields[one.name] = tidied(text, one.argument.split("|")).decode()
+        elif one.operator == "set":
+            fields[one.name] = set_of(text).decode()
+        elif one.operator == "python":
+            columns = [[fields[name]] for name in one.fields]
+            fields[one.name] = functions[one.argument](*columns)[0]
+        else:
+            fields[one.name] = time_part(number(fields, one.fields[0]), one.operator, one.argument)
+    return fields
 
 
 def label(spec, fields):
@@ -165,12 +220,12 @@ class Extracted:
     id: str | None
 
 
-def run_row(spec, header, line, drop_missing=False):
+def run_row(spec, header, line, drop_missing=False, functions=None):
     """One line of sample text; BadValue when it cannot be used."""
     texts = line.split("\t")
     if len(texts) != len(header):
         raise BadValue(None, line)
-    fields = dict(zip(header, texts, strict=True))
+    fields = with_derived(spec, dict(zip(header, texts, strict=True)), functions)
     return Extracted(
         slots(spec, fields, drop_missing),
         [dense(feature, fields) for feature in spec.dense],
@@ -179,14 +234,43 @@ def run_row(spec, header, line, drop_missing=False):
     )
 
 
-def run_rows(spec, header, lines, drop_missing=False):
+def run_rows(spec, header, lines, drop_missing=False, functions=None):
     """What each usable line of sample text gives."""
     found = []
     for line in lines:
         try:
-            found.append(run_row(spec, header, line, drop_missing))
+            found.append(run_row(spec, header, line, drop_missing, functions))
         except BadValue:
             continue
+    return found
+
+
+def run_block(spec, header, lines, **options):
+    """A few lines at a time, which makes no difference."""
+    return run_rows(spec, header, lines, **options)
+
+
+def name_values(spec, header, lines, rows, keys, **options):
+    """The text of a key of each of some rows; empty where the row has none of it."""
+    found = []
+    for number, wanted in zip(rows, keys, strict=True):
+        names = {}
+        for slot in run_row(spec, header, lines[number], **options).slots:
+            for prefix, texts in slot:
+                key = naive.xxh64(prefix.encode(), 0)
+                for text in texts:
+                    key = naive.mix(key, naive.xxh64(text.encode(), 0))
+                names.setdefault(key, f"{prefix}={'#'.join(texts)}")
+        found.append(names.get(wanted, ""))
+    return found
+
+
+def first_rows(rows):
+    """{number: [count, first row]} of rows of numbers."""
+    found = {}
+    for row, numbers in enumerate(rows):
+        for number in numbers:
+            found.setdefault(number, [0, row])[0] += 1
     return found
 
 
@@ -282,3 +366,49 @@ def copy_fields(texts, out, at):
 def deal_rows(first, seed, parts, n):
     """Part of each of n rows from ``first`` on."""
     return [naive.mix(seed, row) % parts for row in range(first, first + n)]
+
+
+def lines_text(tables, matches, columns, order):
+    """Lines of columns (table, number) of tables, whose row is ``matches[table][line]``."""
+    lines = []
+    for line in order:
+        rows = [t[m[line]] if m[line] >= 0 else None for t, m in zip(tables, matches, strict=True)]
+        lines.append(b"\t".join(rows[t][c] if rows[t] else b"" for t, c in columns) + b"\n")
+    return lines
+
+
+def lines_size(tables, matches, columns, order):
+    return [len(line) for line in lines_text(tables, matches, columns, order)]
+
+
+# eight bytes at a time
+
+
+def scan_rows(data, rows, separator):
+    """Fields of the lines that begin at ``rows``, each with the hashes of its elements."""
+    return [
+        [(field, hash_list(field, 0, len(field), b",")) for field in fields]
+        for fields in split_rows(data, rows, separator)
+    ]
+
+
+def hash_short(word, n):
+    return naive.xxh64(word.to_bytes(8, "little")[:n], 0)
+
+
+def hash_field(data, start, end):
+    return naive.xxh64(data[start:end], 0)
+
+
+def hash_list(data, start, end, separator):
+    return [naive.xxh64(part, 0) for part in data[start:end].split(separator)]
+
+
+def bucket_of(value, breaks):
+    if math.isnan(value):
+        return -1
+    return int(bucket({"x": repr(float(value))}, "x", breaks))
+
+
+def is_hit(elements, wanted):
+    return wanted in elements and elements != [naive.xxh64(b"", 0)]

@@ -174,7 +174,8 @@ class Setup:
 
     def __str__(self) -> str:
         nodes = f"W={self.workers} S={self.servers} G={self.lanes}"
-        bounds = f"staleness={self.staleness} window={self.window} remembered={self.remembered} {self.transfer}"
+        bounds = f"staleness={self.staleness} window={self.window} remembered={self.remembered}"
+        bounds += f" {self.transfer}"
         shape = f"{self.mode} {bounds} {nodes} {self.kind} rows={len(self.data.labels)}"
         return f"seed {self.seed}: {shape} {self.faults}"
 

@@ -14,7 +14,7 @@ from ctrps.config import load_job
 from ctrps.data.extract import extract
 from ctrps.data.shards import Shard
 from ctrps.errors import DataError
-from ctrps.kernels import program
+from ctrps.kernels import values
 from ctrps.kernels.keys import key_of
 
 ROOT = Path(__file__).parents[1]
@@ -228,18 +228,18 @@ ROOTS = {
 
 
 @pytest.mark.parametrize(
-    ("operation", "values", "bad"),
-    [(program.LOG, LOGS, ["-1", "-1.0000001", "-7"]), (program.SQRT, ROOTS, ["-1.0000001", "-7"])],
+    ("operation", "good", "bad"),
+    [(values.LOG, LOGS, ["-1", "-1.0000001", "-7"]), (values.SQRT, ROOTS, ["-1.0000001", "-7"])],
 )
-def test_16_operators(operation, values, bad):
-    for text, wanted in values.items():
-        assert program.dense_value(operation, float(text)) == (
+def test_16_operators(operation, good, bad):
+    for text, wanted in good.items():
+        assert values.dense_value(operation, float(text)) == (
             pytest.approx(wanted, abs=1e-10, rel=1e-10),
             0,
         )
-    assert program.dense_value(operation, np.nan) == (0.0, 0)
+    assert values.dense_value(operation, np.nan) == (0.0, 0)
     for text in bad:
-        assert program.dense_value(operation, float(text))[1] != 0
+        assert values.dense_value(operation, float(text))[1] != 0
 
 
 def test_16_logarithms(case, tmp_path):
@@ -344,7 +344,63 @@ def test_17_the_zone_of_the_machine_does_not_matter(case, tmp_path, machine_zone
         days(case, out, "Asia/Shanghai")
         paths = [
             *sorted((out / "out" / "samples").glob("*.tsv")),
-            *sorted((out / "out" / "data").iterdir()),
+            *sorted((out / "out" / "data").glob("*.shard")),
         ]
         found.add(hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest())
     assert len(found) == 1
+
+
+# 18: windows do not see the present and the future
+
+WINDOWS = """, time: time_stamp
+windows:
+  user_show: {take: count, by: user, over: 24 hours}
+  user_click: {take: count, where: {clk: 1}, by: user, over: 24 hours}
+  ad_show: {take: count, by: adgroup_id, over: 24 hours}
+  ad_click: {take: count, where: {clk: 1}, by: adgroup_id, over: 24 hours}
+  week_show: {take: count, by: user, over: 168 hours}
+  week_click: {take: count, where: {clk: 1}, by: user, over: 168 hours}
+  ctr: {take: rate, hit: {clk: 1}, by: user, over: 24 hours}
+"""
+SEEN = """
+1494000000 u1 a1 0 0 0 0 0 0
+1494000010 u1 a2 1 1 0 0 1 1
+1494000010 u1 a1 1 1 1 1 1 1
+1494000010 u2 a1 0 0 1 1 0 0
+1494003600 u1 a1 3 2 3 2 3 2
+1494086405 u1 a2 3 1 1 0 4 2
+1494086405 u2 a2 1 0 1 0 1 0
+1494259200 u1 a1 0 0 0 0 5 3
+"""
+
+
+def windows_of(out, folder, table):
+    """The windows of each row, by time stamp, user and ad, and its ratio."""
+    features = spec("clk", "[sparse_features_ad]\nc=clk,direct").replace("label=label", "label=clk")
+    head, _, rest = WINDOWS.partition("\n")
+    table = f"{table}{head}"
+    answer = run(out, folder, table, features, join=rest)
+    (rows,) = samples(answer, out).values()
+    return {tuple(row[:3]): (row[4:10], row[10]) for row in rows}
+
+
+@pytest.mark.parametrize("table", ["log_shuffled", "log_sorted"])
+def test_18_windows(case, tmp_path, table):
+    found = windows_of(tmp_path, case("18"), table)
+    wanted = {tuple(line.split()[:3]): line.split()[3:] for line in SEEN.strip().splitlines()}
+    assert {key: counts for key, (counts, _) in found.items()} == wanted
+    for (show, click, *_), ratio in found.values():
+        if show == "0":
+            assert ratio == ""
+        else:
+            assert float(ratio) == round(int(click) / int(show), 12)
+
+
+def test_18_the_label_of_the_last_row_matters_to_none(case, tmp_path):
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    text = (case("18") / "log_sorted.csv").read_text()
+    (raw / "log.csv").write_text(text.removesuffix("0\n") + "1\n")
+    assert windows_of(tmp_path / "a", raw, "log") == windows_of(
+        tmp_path / "b", case("18"), "log_sorted"
+    )

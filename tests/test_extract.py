@@ -35,8 +35,8 @@ def raw(tmp_path_factory):
 @pytest.fixture
 def small_parts(monkeypatch):
     """Parts and pieces so small that a few thousand rows have many."""
-    monkeypatch.setattr("ctrps.data.join.PART_BYTES", 20_000)
-    monkeypatch.setattr("ctrps.data.join.PART_ROWS", 100)
+    monkeypatch.setattr("ctrps.data.samples.PART_BYTES", 20_000)
+    monkeypatch.setattr("ctrps.data.samples.PART_ROWS", 100)
     monkeypatch.setattr("ctrps.data.parts.PIECE_LINES", 64)
 
 
@@ -79,7 +79,8 @@ def test_both_stages(raw, tmp_path):
     assert told[0][0] == "sample" and told[-1] == ("features", 3000)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["data", "samples"]
     assert sorted(p.name for p in (tmp_path / "data").iterdir()) == [
-        "test-00000.shard", "train-00000.shard"]  # fmt: skip
+        "features.ini", "summary.json", "test-00000.shard", "train-00000.names",
+        "train-00000.shard"]  # fmt: skip
     shard = Shard(Path(answer["outputs"]["train"][0]))
     assert (
         shard.schema.slots[:2] == ("age_level", "age_new_user") and shard.schema.weights == "mean"
@@ -180,11 +181,11 @@ def test_an_interrupted_stage_leaves_nothing_under_its_name(raw, tmp_path, monke
     job = job_of(raw, tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr("ctrps.data.parts.ShardWriter.close" if stage == "features"
-                      else "ctrps.data.join._append", interrupt)  # fmt: skip
+                      else "ctrps.data.samples._append", interrupt)  # fmt: skip
         with pytest.raises(KeyboardInterrupt):
             extract(job)
-    left = [path.name for path in tmp_path.iterdir()]
-    assert left == (["samples"] if stage == "features" else [])
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == (["data.making", "samples"] if stage == "features" else ["samples.making"])
     assert extract(job)["rows"] == 3000
 
 

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from ctrps.data.badrows import BadRows
-from ctrps.data.features import OPERATORS, load_spec, parse_spec
-from ctrps.data.program import Extractor, SampleText
+from ctrps.data.features import load_spec, parse_spec
+from ctrps.data.operators import OPERATORS
+from ctrps.data.program import Extractor
+from ctrps.data.sampletext import SampleText
 from ctrps.errors import ConfigError, DataError
-from ctrps.kernels import prefix, program
+from ctrps.kernels import lines, prefix, program, values
 from ctrps.kernels.keys import hash_text, key_of
 from tests import naive_data2 as naive
 
@@ -104,10 +106,10 @@ def test_golden_stage1(golden, row):
         assert same_text(ours, theirs)
 
 
-def assert_same(spec, header, lines, **options):
+def assert_same(spec, header, lines, functions=None, **options):
     bad = BadRows(1.0)
     rows = run(spec, lines, header, bad, **options)
-    wanted = naive.run_rows(spec, header, lines, **options)
+    wanted = naive.run_rows(spec, header, lines, functions=functions, **options)
     assert bad.count == len(lines) - len(wanted)
     assert keys_of(rows) == [expected_keys(row.slots) for row in wanted]
     numbers = [row.dense for row in wanted]
@@ -213,6 +215,7 @@ TEXTS = [
 def test_prefix_number(text):
     data = np.frombuffer(bytearray(b"9" + text.encode() + b"9"), np.uint8)
     value, reason = prefix.prefix_number(data, 1, len(data) - 1)
+    np.testing.assert_equal(values.read_number(data, 1, len(data) - 1), (value, reason))
     try:
         wanted = naive.prefix_number(text)
     except ValueError:
@@ -230,23 +233,24 @@ def test_prefix_number_of_random_decimals():
     for x in rng.normal(size=300) * 10.0 ** rng.integers(-12, 12, 300):
         for text in (repr(float(x)), f"{x:.3f}", f"{x:e}z"):
             data = np.frombuffer(bytearray(text.encode()), np.uint8)
-            value, _ = prefix.prefix_number(data, 0, len(data))
+            value, reason = prefix.prefix_number(data, 0, len(data))
+            assert values.read_number(data, 0, len(data)) == (value, reason)
             assert value == pytest.approx(naive.prefix_number(text), rel=4e-16)
 
 
 def test_split_rows():
     data = b"ab\tc\t\n\t\td\r\nx\n\ne\tf\tg"
     rows = np.array([0, 6, 11, 13, 14])
-    starts, ends = np.zeros((2, 5, 2), np.int64)
+    starts, ends = np.zeros((2, 2, 5), np.int64)
     found = np.zeros(5, np.int32)
     columns = np.array([1, -1, 0], np.int32)
     buffer = np.frombuffer(bytearray(data), np.uint8)
-    program.split_rows(buffer, rows, np.uint8(9), columns, starts, ends, found)
+    lines.split_rows(buffer, rows, np.uint8(9), columns, starts, ends, found)
     for i, fields in enumerate(naive.split_rows(data, rows, b"\t")):
         assert found[i] == len(fields)
         for field, column in ((0, 1), (2, 0)):
             if field < len(fields):
-                assert data[starts[i, column] : ends[i, column]] == fields[field]
+                assert data[starts[column, i] : ends[column, i]] == fields[field]
 
 
 def test_drop_keys():
@@ -261,12 +265,12 @@ def test_drop_keys():
 
 @pytest.mark.parametrize("operator", ["direct", "log", "sqrt"])
 def test_dense_value(operator):
-    operation = {"log": program.LOG, "sqrt": program.SQRT, "direct": program.DENSE}[operator]
+    operation = {"log": values.LOG, "sqrt": values.SQRT, "direct": values.DIRECT}[operator]
     for x in (None, 0.0, 1.0, -0.5, -1.0, -1.5, 2.5e7, 1e308):
-        value, reason = program.dense_value(operation, np.nan if x is None else x)
+        value, reason = values.dense_value(operation, np.nan if x is None else x)
         wanted = naive.dense_value(operator, x)
         if wanted is None:
-            assert reason in (program.LOG_DOMAIN, program.SQRT_DOMAIN)
+            assert reason in (values.LOG_DOMAIN, values.SQRT_DOMAIN)
         else:
             assert reason == 0 and value == pytest.approx(wanted, rel=1e-15)
 
@@ -464,7 +468,7 @@ CONFIG = {
     "bucket with an empty break-line list": "bucket needs break lines",
     "combine: too few args separators": "need 2 '#', found 1",
     "combine: one more arg than fields": "need 1 '#', found 2",
-    "combine of a log": "a part of combine is direct or bucket, not 'log'",
+    "combine of a log": "a part of combine is direct or bucket or group, not 'log'",
     "combine with the arg list left out": "expected f1|f2|…,combine",
     "hit with three fields": r"hit takes 2 field\(s\), not 3",
     "hit with one field": r"hit takes 2 field\(s\), not 1",

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from ctrps.data.badrows import BadRows
-from ctrps.data.join import local_time, make_samples
+from ctrps.data.days import local_time
 from ctrps.data.joinfile import load_plan
+from ctrps.data.samples import make_samples
 from ctrps.data.tables import Columns, RawTable, find_table, read_columns
 from ctrps.errors import ConfigError, DataError
 from ctrps.kernels import tables
@@ -308,8 +309,8 @@ def test_pieces_and_parts_do_not_matter(raw, monkeypatch):
     raw.write(
         "log", "user,time_stamp,ad,clk\n" + "".join(random_log(np.random.default_rng(2), 800))
     )
-    monkeypatch.setattr("ctrps.data.join.PART_BYTES", 4000)
-    monkeypatch.setattr("ctrps.data.join.PART_ROWS", 60)
+    monkeypatch.setattr("ctrps.data.samples.PART_BYTES", 4000)
+    monkeypatch.setattr("ctrps.data.samples.PART_ROWS", 60)
     monkeypatch.setattr("ctrps.data.tables.PIECE_ROWS", 37)
     small, counts = raw.join(chunk_bytes=256)
     monkeypatch.setattr("ctrps.data.tables.PIECE_ROWS", 1 << 16)
@@ -365,6 +366,31 @@ def test_copy_fields():
     out = np.full(10, ord("."), np.uint8)
     tables.copy_fields(*column(texts), out, np.array(at))
     assert bytes(out).decode() == naive.copy_fields(texts, "." * 10, at)
+
+
+def test_lines():
+    """Lines of two sets of tables: one of two tables, and one of one."""
+    rng = np.random.default_rng(3)
+    tables_ = [
+        [[b"x" * int(n) for n in rng.integers(0, 50, width)] for _ in range(5)]
+        for width in (2, 1, 3)
+    ]
+    matches = rng.integers(-1, 5, (3, 40))
+    columns = np.array([(2, 0), (0, 1), (1, 0), (2, 2), (0, 0)])
+    order = rng.permutation(40)[:30]
+    parts = []
+    for members in (tables_[:2], tables_[2:]):
+        fields = [field for table in members for row in table for field in row]
+        ends = np.cumsum([len(field) for field in fields], dtype=np.int64)
+        starts = ends - [len(field) for field in fields]
+        parts.append((np.frombuffer(bytearray(b"".join(fields)), np.uint8), starts, ends))
+    given = np.array([0, 10, 0]), np.array([2, 1, 3]), matches, columns, order
+    sizes = np.empty(30, np.int64)
+    tables.lines_size(2, *parts[0][1:], *parts[1][1:], *given, sizes)
+    assert sizes.tolist() == naive.lines_size(tables_, matches, columns, order)
+    out = np.empty(sizes.sum(), np.uint8)
+    tables.lines_text(2, *parts[0], *parts[1], *given, out)
+    assert out.tobytes() == b"".join(naive.lines_text(tables_, matches, columns, order))
 
 
 def test_deal_rows():

@@ -162,8 +162,9 @@ def _without_comment(line: str) -> str:
 
     An argument may begin with ``#`` and may have a blank before it: ``direct|bucket, #20|50``.
     """
-    for at in range(1, len(line)):
-        before = line[:at].rstrip(BLANKS)
-        if line[at] == "#" and line[at - 1] in BLANKS and not before.endswith(","):
+    at = line.find("#", 1)
+    while at > 0:
+        if line[at - 1] in BLANKS and not line[:at].rstrip(BLANKS).endswith(","):
             return line[:at]
+        at = line.find("#", at + 1)
     return line

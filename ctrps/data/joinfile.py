@@ -9,18 +9,38 @@ import datetime
 import difflib
 import zoneinfo
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from ctrps.configfile import Place, Problem, as_error, display
 from ctrps.data.initext import read_utf8
 from ctrps.errors import ConfigError
 
 Name = Annotated[str, Field(min_length=1, pattern=r"^[^\t\r\n]*$")]
+Texts = Annotated[
+    tuple[str, ...],
+    BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
+    Field(min_length=1),
+]
+"""One text or a list of them."""
+
+Where = dict[Name, Texts]
+"""Columns and the values that they may have; all of them must."""
+
 Days = tuple[int, int]
 """First and last day, in days since 1970-01-01 of the zone."""
+
+IMPRESSIONS = "impressions"
+HOUR_S = 3600
 
 
 class _Model(BaseModel):
@@ -39,11 +59,14 @@ class Impressions(_Model):
     zone
         IANA zone whose days and hours count, for example ``Asia/Shanghai``. The zone of the
         machine never does.
+    delay_s
+        As in ``Events``, for windows over the impressions themselves.
     """
 
     table: Name
     time: Name | None = None
     zone: Name | None = None
+    delay_s: int = Field(default=0, ge=0)
 
 
 class Join(_Model):
@@ -84,6 +107,94 @@ class Derived(_Model):
         return self
 
 
+class Events(_Model):
+    """A table of events that windows look back at.
+
+    Attributes
+    ----------
+    table, time
+        Its name, and its column of time stamps, as those of the impressions.
+    keys
+        Columns of the impressions that have another name here, and that name.
+    delay_s
+        Seconds until an event is known: at t those before ``t - delay_s`` are seen.
+    """
+
+    table: Name
+    time: Name
+    keys: dict[Name, Name] = {}
+    delay_s: int = Field(default=0, ge=0)
+
+
+class Span(NamedTuple):
+    """Time before an impression: ``length`` hours or whole days; 0 days: its day up to it."""
+
+    unit: Literal["hours", "days"]
+    length: int
+
+
+class Window(_Model):
+    """A column made of the events before an impression, at t, that share its key.
+
+    Attributes
+    ----------
+    take
+        ``count``: number of events. ``rate``: share of events that fit ``hit``, of all and
+        ``plus`` more. ``top``: values of column ``of``, most frequent first; of equally frequent
+        ones the larger text. ``distinct``: values in order of first sight. ``last``: the last
+        value. Events of one second come in order of their values. Empty values do not count,
+        lists are divided by commas.
+    events
+        Which of the file's ``events``, or ``impressions``.
+    where
+        Only events whose columns have these values.
+    by
+        Columns that must be the same in event and impression.
+    over
+        ``N hours``: t - N·3600 <= time < t. ``N days``: the N whole days before the
+        impression's. ``today``: its day, before t.
+    most
+        Longest list of ``top``.
+    """
+
+    take: Literal["count", "rate", "top", "distinct", "last"]
+    of: Name | None = None
+    events: Name = IMPRESSIONS
+    where: Where = {}
+    hit: Where = {}
+    plus: int = Field(default=0, ge=0)
+    by: Annotated[Texts, Field(max_length=8)]
+    over: Annotated[str, Field(pattern=r"^(today|[1-9][0-9]{0,4} (hours|days))$")]
+    most: int | None = Field(default=None, ge=1, le=10_000)
+
+    @model_validator(mode="after")
+    def _fits_take(self) -> Window:
+        if (self.of is not None) != (self.take in ("top", "distinct", "last")):
+            need = "needs" if self.of is None else "has no"
+            raise ValueError(f"{self.take} {need} column `of`")
+        if bool(self.hit) != (self.take == "rate"):
+            raise ValueError("`hit` says which events a rate is of, and only a rate has it")
+        if self.plus and self.take != "rate":
+            raise ValueError("only a rate has `plus`")
+        if (self.most is not None) != (self.take == "top"):
+            raise ValueError("top needs `most`, and only top has it")
+        return self
+
+    @property
+    def asks(self) -> tuple[str, ...]:
+        """The columns of impressions that it needs."""
+        if self.events != IMPRESSIONS:
+            return self.by
+        return (*self.by, *self.where, *self.hit, *([self.of] if self.of else []))
+
+    @property
+    def span(self) -> Span:
+        if self.over == "today":
+            return Span("days", 0)
+        count, unit = self.over.split()
+        return Span("hours" if unit == "hours" else "days", int(count))
+
+
 class DayRange(_Model):
     """Days of the zone, both included."""
 
@@ -121,7 +232,7 @@ class JoinPlan(_Model):
 
     Attributes
     ----------
-    impressions, joins, derived
+    impressions, joins, derived, events, windows
         Where columns come from.
     split
         Train and test days; without it every row is for training.
@@ -133,14 +244,19 @@ class JoinPlan(_Model):
     impressions: Impressions
     joins: tuple[Join, ...] = ()
     derived: dict[Name, Derived] = {}
+    events: dict[Name, Events] = {}
+    windows: dict[Name, Window] = {}
     split: Split | None = None
     columns: tuple[Name, ...] = ()
 
     @model_validator(mode="after")
     def _time_is_known(self) -> JoinPlan:
         wants_time = self.split or any(column.time for column in self.derived.values())
+        wants_time = wants_time or any(w.span.unit == "days" for w in self.windows.values())
         if wants_time and not (self.impressions.time and self.impressions.zone):
             raise ValueError("days and hours need impressions.time and impressions.zone")
+        if self.windows and not self.impressions.time:
+            raise ValueError("windows need impressions.time")
         if self.impressions.zone:
             _zone(self.impressions.zone)
         return self
@@ -178,12 +294,27 @@ def load_plan(path: Path | str) -> JoinPlan:
         raise ConfigError(f"not YAML: {what}", where=place) from None
     tree = _Tree(text, shown)
     values = tree.value(root, ()) if root else {}
+    if tree.problems:
+        raise as_error(tree.problems)
     try:
-        if tree.problems:
-            raise as_error(tree.problems)
-        return JoinPlan.model_validate(values)
+        plan = JoinPlan.model_validate(values)
     except ValidationError as error:
         raise as_error([tree.problem(detail) for detail in error.errors()]) from None
+    unknown = [
+        {"type": "events", "loc": ("windows", name, "events"), "msg": _unknown(window, plan)}
+        for name, window in plan.windows.items()
+        if window.events not in (IMPRESSIONS, *plan.events)
+    ]
+    if unknown:
+        raise as_error([tree.problem(detail) for detail in unknown])
+    return plan
+
+
+def _unknown(window: Window, plan: JoinPlan) -> str:
+    there = [IMPRESSIONS, *plan.events]
+    near = difflib.get_close_matches(window.events, there, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(there)}"
+    return f"no events are called {window.events!r}; {hint}"
 
 
 class _Tree:
@@ -250,6 +381,8 @@ def _keys(loc: tuple[str | int, ...]) -> list[str]:
         "impressions": Impressions,
         "joins": Join,
         "derived": Derived,
+        "events": Events,
+        "windows": Window,
         "split": Split if len(loc) == 1 else DayRange,
     }
     model = models[str(loc[0])] if loc else JoinPlan

@@ -7,20 +7,25 @@ may run them in any order, in any process, or again.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import resource
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from ctrps.data.badrows import BadRows
 from ctrps.data.counts import Counts, KeyCounts, KnownKeys
-from ctrps.data.features import load_spec
-from ctrps.data.program import Extractor, SampleText
-from ctrps.data.shards import Rows, ShardWriter
+from ctrps.data.features import load_spec, parse_spec
+from ctrps.data.fit import Distribution, distributions, spec_of_numbers
+from ctrps.data.names import SUFFIX, write_names
+from ctrps.data.program import Extractor
+from ctrps.data.sampletext import SampleText
+from ctrps.data.shards import Rows, Shard, ShardWriter
+from ctrps.data.spec import FeatureSpec
 from ctrps.errors import DataError
 from ctrps.kernels.keys import hash_text
 from ctrps.kernels.tables import deal_rows
@@ -28,21 +33,30 @@ from ctrps.kernels.tables import deal_rows
 PIECE_LINES = 4096
 """Lines that are worked on at a time; their features stay in the processor's cache."""
 
+NO_LINES = np.empty(0, np.int64)
+
 SHUFFLE_RANGE = 1 << 62
 """Lines are sorted by hashes below this; two equal ones keep their order."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureSettings:
-    """What all parts are made with; see the job's section ``features``."""
+    """What all parts are made with; see the job's section ``features``.
+
+    ``names`` is how many keys of each training part get a name.
+
+    ``fitted`` is the file that ``spec`` has become once fitted to training rows.
+    """
 
     spec: Path
+    fitted: Path | None = None
     count_above: int = 0
     block_rows: int = 4096
     shuffle: bool = True
     seed: int = 1
     drop_missing: bool = False
     max_bad: float = 0.0
+    names: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +87,8 @@ class PartDone:
     """What became of a part.
 
     ``read`` and ``rows`` are rows in and out; ``cpu_s`` is the part's own, ``peak_bytes`` the
-    memory of ``process`` so far; ``counts`` is filled by ``count_part``.
+    memory of ``process`` so far; ``counts`` is filled by ``count_part``, ``numbers`` by
+    ``fit_part``.
     """
 
     read: int
@@ -82,6 +97,7 @@ class PartDone:
     process: int
     peak_bytes: int
     counts: Counts | None = None
+    numbers: tuple[Distribution, ...] = ()
 
 
 def peak_bytes() -> int:
@@ -100,14 +116,23 @@ def write_part(settings: FeatureSettings, part: Part) -> PartDone:
     bad = BadRows(1.0 if settings.max_bad else 0.0, part.aside, setting="sample.max_bad")
     meta = {
         "sample": part.sample.name,
-        "spec_sha256": hashlib.sha256(settings.spec.read_bytes()).hexdigest(),
+        "spec_sha256": hashlib.sha256(extractor.spec.text.encode()).hexdigest(),
         "count_above": settings.count_above,
         "seed": settings.seed,
     }
-    with ShardWriter(part.shard, extractor.schema, settings.block_rows, meta) as writer:
-        for rows in _rows(text, lines, extractor, bad):
+    named = settings.names > 0 and part.training
+    # A shard with its own name has its names beside it, so that a run may be taken up.
+    path = part.shard.with_suffix(".unnamed") if named else part.shard
+    kept = [NO_LINES]
+    with ShardWriter(path, extractor.schema, settings.block_rows, meta) as writer:
+        for rows, good in _kept(text, lines, extractor, bad):
             writer.add(known.only(rows) if known else rows)
+            kept.append(good)
     bad.close()
+    if named:
+        names = part.shard.with_suffix(SUFFIX)
+        write_names(names, Shard(path), text, np.concatenate(kept), extractor, settings.names)
+        path.replace(part.shard)
     return _done(text, writer.rows, cpu)
 
 
@@ -123,22 +148,60 @@ def count_part(settings: FeatureSettings, part: Part) -> PartDone:
     return _done(text, rows, cpu, counts.total())
 
 
-def _open(settings: FeatureSettings, part: Part) -> tuple[SampleText, Extractor]:
+def fit_part(settings: FeatureSettings, part: Part) -> PartDone:
+    """How the numbers of a part are distributed that the features file wants to be fitted to.
+
+    Rows that are bad for other reasons count here too.
+    """
+    cpu = time.process_time()
+    text = read_sample(part.sample)
+    spec = spec_of_numbers(load_spec(settings.spec))
+    extractor = Extractor(spec, text.header, text.file, empty=math.nan)
+    found = distributions(_rows(text, text.lines, extractor, BadRows(1.0)))
+    return replace(_done(text, 0, cpu), numbers=tuple(found))
+
+
+def _spec(settings: FeatureSettings) -> FeatureSpec:
+    spec = load_spec(settings.spec)
+    if settings.fitted is None:
+        return spec
+    # Messages name the file that the user has written.
+    return parse_spec(settings.fitted.read_text(encoding="utf-8"), spec.path, spec.folder)
+
+
+def read_sample(path: Path) -> SampleText:
+    """A file of samples, whole.
+
+    Raises
+    ------
+    DataError
+        When it cannot be read.
+    """
     try:
-        data = np.fromfile(part.sample, np.uint8)
+        data = np.fromfile(path, np.uint8)
     except OSError as error:
         what = f"cannot read it: {error.strerror}"
-        raise DataError(what, where=str(part.sample)) from None
-    text = SampleText.parse(data, str(part.sample))
-    spec = load_spec(settings.spec)
+        raise DataError(what, where=str(path)) from None
+    return SampleText.parse(data, str(path))
+
+
+def _open(settings: FeatureSettings, part: Part) -> tuple[SampleText, Extractor]:
+    text, spec = read_sample(part.sample), _spec(settings)
     return text, Extractor(spec, text.header, text.file, drop_missing=settings.drop_missing)
 
 
 def _rows(
     text: SampleText, lines: np.ndarray, extractor: Extractor, bad: BadRows
 ) -> Iterator[Rows]:
+    return (rows for rows, _ in _kept(text, lines, extractor, bad))
+
+
+def _kept(
+    text: SampleText, lines: np.ndarray, extractor: Extractor, bad: BadRows
+) -> Iterator[tuple[Rows, np.ndarray]]:
+    """Rows, and the lines that they are of."""
     for first in range(0, len(lines), PIECE_LINES):
-        yield extractor.rows(text, lines[first : first + PIECE_LINES], bad)
+        yield extractor.kept(text, lines[first : first + PIECE_LINES], bad)
 
 
 def _shuffled(n: int, seed: int, name: str) -> np.ndarray:

@@ -214,8 +214,9 @@ class Columns:
     def of_texts(cls, texts: Sequence[str]) -> Columns:
         """One column, without a name, with these texts as its rows."""
         pieces = [text.encode() for text in texts]
-        ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
-        starts = ends - [len(piece) for piece in pieces]
+        sizes = np.array([len(piece) for piece in pieces], np.int64)
+        ends = np.cumsum(sizes)
+        starts = ends - sizes
         data = np.frombuffer(bytearray(b"".join(pieces)), np.uint8)
         return cls(("",), data, starts[:, None], ends[:, None])
 

@@ -10,6 +10,7 @@ of ``ctrps.data``.
 import numpy as np
 from numba import njit
 
+from ctrps.kernels.bits import leading_zeros
 from ctrps.kernels.keys import mix, xxh64
 from ctrps.kernels.text import (
     BAD,
@@ -28,6 +29,7 @@ from ctrps.kernels.text import (
 )
 
 QUOTE, BLANK = 34, 32
+_U1 = np.uint64(1)
 
 LEVELS = 193
 """Levels of ``log_levels``: three for each bit of a whole number and one for the last."""
@@ -373,13 +375,34 @@ def log_levels(buf, starts, ends, columns, missing, levels, bad):
 @njit(cache=True, nogil=True)
 def _log_level(number):
     """``floor(3 * log2(1 + number))`` without a logarithm, so that every machine agrees."""
-    bits = 0
-    while bits < 64 and (number + np.uint64(1)) >> np.uint64(bits) > np.uint64(1):
-        bits += 1
     if number == np.uint64(2**64 - 1):
         return LEVELS - 1
-    share = float(number + np.uint64(1)) / 2.0**bits
-    return 3 * bits + (share >= _CUBE_ROOT) + (share >= _CUBE_ROOT_SQUARED)
+    number += _U1
+    bits = np.uint64(63) - leading_zeros(number)
+    share = np.float64(number) / np.float64(_U1 << bits)
+    return 3 * np.int64(bits) + (share >= _CUBE_ROOT) + (share >= _CUBE_ROOT_SQUARED)
+
+
+@njit(cache=True, nogil=True)
+def level_keys(levels, slots, seeds, hashes, keys):
+    """Give the slots of ``log_levels`` the keys of their levels.
+
+    Parameters
+    ----------
+    levels : int16[rows, c], read
+        -1 leaves a key as it is.
+    slots : int64[c], read
+        Where the keys of each column stand.
+    seeds : uint64[c], read
+        Namespaces of the columns.
+    hashes : uint64[LEVELS], read
+        Of the text of each level.
+    keys : uint64[rows, slots of a row], read and written
+    """
+    for row in range(levels.shape[0]):
+        for c in range(slots.shape[0]):
+            if levels[row, c] >= 0:
+                keys[row, slots[c]] = mix(seeds[c], hashes[levels[row, c]])
 
 
 @njit(cache=True, nogil=True)

@@ -46,10 +46,11 @@ _F0, _F1 = np.float32(0), np.float32(1)
 class Rows(NamedTuple):
     """Rows of a block in the order of training.
 
-    All as in ``csr.take_rows``; ``labels`` float32[rows of the block], 0 or 1.
+    ``numbers`` is the ``index`` of ``csr.take_rows``, and all else as there; ``labels``
+    float32[rows of the block], 0 or 1.
     """
 
-    index: np.ndarray
+    numbers: np.ndarray
     counts: np.ndarray
     starts: np.ndarray
     values: np.ndarray

@@ -1,0 +1,294 @@
+"""Names of keys: a file beside each training shard that says which text a key was made of.
+
+Such a file is a frame file of kind ``"names"`` (``ctrps.codec``) with one record::
+
+    header   {}
+    arrays   keys uint64[n] ascending, counts int64[n], text uint8[size], ends int64[n]
+
+Name i is the UTF-8 text before ``ends[i]`` and after the end before it: ``prefix=value``, or
+``prefix=value#value…`` of a cross. The trailer's meta is ``{"rows", "keys", "values", "exact"}``:
+rows of the shard and those in which keys were counted; distinct keys of the latter, and how many
+have a name; their values, and how many of these have one; and whether no key was forgotten.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ctrps.codec import CodecError, FrameFile, FrameFileWriter
+from ctrps.data.program import Extractor
+from ctrps.data.sampletext import SampleText
+from ctrps.data.shards import Shard
+from ctrps.errors import DataError
+from ctrps.kernels.csr import row_starts
+from ctrps.kernels.keys import index_build, index_capacity, index_insert, index_new
+from ctrps.kernels.names import first_rows
+
+KIND = "names"
+SUFFIX = ".names"
+
+PIECE_LINES = 4096
+"""Lines whose values are named at a time."""
+
+MOST_ROWS = 1 << 16
+"""Rows of a shard in which keys are counted. Rows are shuffled, so these stand for all."""
+
+Texts = tuple[np.ndarray, np.ndarray]
+"""Bytes uint8[size], and where each text ends, int64[n]."""
+
+
+class _Seen:
+    """Counts keys and knows a row of each; forgets the rarest when there are too many.
+
+    Attributes
+    ----------
+    keys : uint64[n]
+    counts, rows : int64[n]
+    forgot : bool
+        A count may be too low.
+    """
+
+    def __init__(self, most: int):
+        self._most = 8 * most
+        self._index = index_new(1 << 12)
+        self._keys = np.empty(0, np.uint64)
+        self._counts, self._rows = np.empty((2, 0), np.int64)
+        self._used = 0
+        self.forgot = False
+
+    @property
+    def keys(self) -> np.ndarray:
+        return self._keys[: self._used]
+
+    @property
+    def counts(self) -> np.ndarray:
+        return self._counts[: self._used]
+
+    @property
+    def rows(self) -> np.ndarray:
+        return self._rows[: self._used]
+
+    def add(self, keys: np.ndarray, counts: np.ndarray, rows: np.ndarray) -> None:
+        """Count distinct keys that came ``counts`` times, in ``rows`` and maybe others."""
+        self._make_room(len(keys))
+        at, new = np.empty((2, len(keys)), np.int64)
+        used, count = index_insert(self._index, keys, self._used, at, new)
+        new = new[:count]
+        self._keys[self._used : used], self._rows[self._used : used] = keys[new], rows[new]
+        self._counts[self._used : used] = 0
+        self._used = used
+        self._counts[at] += counts
+        if used > self._most:
+            self._forget()
+
+    def _make_room(self, more: int) -> None:
+        room = self._used + more
+        if room > len(self._keys):
+            lacking = 2 * room - len(self._keys)
+            self._keys = np.concatenate([self._keys, np.empty(lacking, np.uint64)])
+            self._counts = np.concatenate([self._counts, np.empty(lacking, np.int64)])
+            self._rows = np.concatenate([self._rows, np.empty(lacking, np.int64)])
+        if index_capacity(room) > len(self._index):
+            self._index = index_new(2 * index_capacity(room))
+            index_build(self._index, self.keys)
+
+    def _forget(self) -> None:
+        kept = _commonest(self.counts, self._most // 2)
+        self._used = len(kept)
+        for array in (self._keys, self._counts, self._rows):
+            array[: len(kept)] = array[kept]
+        self._index[:] = 0
+        index_build(self._index, self.keys)
+        self.forgot = True
+
+
+def _commonest(counts: np.ndarray, most: int) -> np.ndarray:
+    """Numbers of the ``most`` highest counts, ascending; the first of equal ones."""
+    if len(counts) <= most:
+        return np.arange(len(counts))
+    least = np.partition(counts, -most)[-most]
+    above = np.flatnonzero(counts > least)
+    equal = np.flatnonzero(counts == least)[: most - len(above)]
+    return np.sort(np.concatenate([above, equal]))
+
+
+def write_names(
+    path: Path, shard: Shard, text: SampleText, lines: np.ndarray, extractor: Extractor, most: int
+) -> None:
+    """Name the most frequent keys of a shard.
+
+    Parameters
+    ----------
+    path
+        File to write.
+    shard
+        Made by ``extractor`` of ``lines`` of ``text``, row by row.
+    lines : int64[rows]
+    most
+        Keys to name, >= 1.
+    """
+    seen, values, looked = _Seen(most), 0, 0
+    dense = len(shard.schema.dense)
+    firsts = np.cumsum([0, *shard.block_rows])
+    for number in _spread(len(shard.block_rows), -(-MOST_ROWS // max(int(firsts[1:2].sum()), 1))):
+        block, row = shard.block(number), int(firsts[number])
+        starts = np.empty(block.rows + 1, np.int64)
+        row_starts(block.counts, starts)
+        counts, rows = np.zeros((2, len(block.keys)), np.int64)
+        first_rows(block.index, starts, counts, rows)
+        sparse = slice(0, len(block.keys) - dense)
+        seen.add(block.keys[sparse], counts[sparse], rows[sparse] + row)
+        values += len(block.index)
+        looked += block.rows
+    chosen = _commonest(seen.counts, most)
+    chosen = chosen[np.argsort(seen.keys[chosen])]
+    keys, counts = seen.keys[chosen], seen.counts[chosen]
+    by_row = np.argsort(seen.rows[chosen], kind="stable")
+    used, of = np.unique(seen.rows[chosen][by_row], return_inverse=True)
+    found = _named(text, lines[used], of, keys[by_row], extractor)
+    names, ends = _reordered(*found, np.argsort(by_row))
+    meta = {
+        "rows": [shard.rows, looked],
+        "keys": [len(seen.keys), len(keys)],
+        "values": [values, int(counts.sum())],
+        "exact": not seen.forgot,
+    }
+    with FrameFileWriter(path, KIND) as file:
+        file.append({}, [keys, counts, names, ends])
+        file.close(meta)
+
+
+def _spread(blocks: int, most: int) -> list[int]:
+    """Numbers of at most so many blocks, evenly spread."""
+    return list(range(0, blocks, -(-blocks // max(most, 1)) or 1))
+
+
+def _named(
+    text: SampleText, lines: np.ndarray, rows: np.ndarray, keys: np.ndarray, extractor: Extractor
+) -> Texts:
+    """As ``Extractor.names``, some lines at a time, which bounds memory."""
+    names, ends, size = [], [np.empty(0, np.int64)], 0
+    for first in range(0, len(lines), PIECE_LINES):
+        a, b = np.searchsorted(rows, [first, first + PIECE_LINES])
+        piece = lines[first : first + PIECE_LINES]
+        more, more_ends = extractor.names(text, piece, rows[a:b] - first, keys[a:b])
+        names.append(more)
+        ends.append(more_ends + size)
+        size += len(more)
+    return np.concatenate([np.empty(0, np.uint8), *names]), np.concatenate(ends)
+
+
+def _reordered(text: np.ndarray, ends: np.ndarray, order: np.ndarray) -> Texts:
+    """Texts end to end in another order."""
+    starts = np.concatenate([[0], ends[:-1]])
+    sizes = (ends - starts)[order]
+    new_ends = np.cumsum(sizes)
+    moves = np.repeat(starts[order] - (new_ends - sizes), sizes)
+    return text[np.arange(len(moves)) + moves], new_ends
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Names of keys out of some files, and how much they cover.
+
+    Attributes
+    ----------
+    keys : uint64[n], ascending
+    counts : int64[n]
+        How often each occurs in the rows that were counted; at least, unless ``exact``.
+    names : list of str
+    rows, counted_rows, values, named_values : int
+        Rows of the shards; those that were counted; their values, and how many have a name here.
+    exact : bool
+        No count is too low.
+    """
+
+    keys: np.ndarray
+    counts: np.ndarray
+    names: list[str]
+    rows: int
+    counted_rows: int
+    values: int
+    named_values: int
+    exact: bool
+
+    def of(self, keys: np.ndarray) -> list[str | None]:
+        """The name of each of some keys, uint64[k], or None."""
+        at = np.searchsorted(self.keys, keys)
+        at[at == len(self.keys)] = 0
+        known = self.keys[at] == keys if len(self.keys) else np.zeros(len(keys), bool)
+        pairs = zip(at.tolist(), known.tolist(), strict=True)
+        return [self.names[i] if good else None for i, good in pairs]
+
+    def most_frequent(self, most: int = 0, holding: str = "") -> Iterator[tuple[int, int, str]]:
+        """Key, count and name of those whose name holds a text; at most so many, if not 0."""
+        order = np.lexsort((self.keys, -self.counts)).tolist()
+        chosen = (i for i in order if holding in self.names[i])
+        for i in itertools.islice(chosen, most or None):
+            yield int(self.keys[i]), int(self.counts[i]), self.names[i]
+
+
+def read_names(paths: Iterable[Path]) -> Names:
+    """Read files of names; a folder stands for all files of names in it.
+
+    Raises
+    ------
+    DataError
+        When there is none, or one is damaged.
+    """
+    found: dict[int, tuple[int, str]] = {}
+    metas = []
+    for path in _files(paths):
+        meta, keys, counts, names = _read(path)
+        metas.append(meta)
+        for key, count, name in zip(keys.tolist(), counts.tolist(), names, strict=True):
+            found[key] = (found[key][0] + count if key in found else count, name)
+    keys = np.array(sorted(found), np.uint64)
+    pairs = [found[key] for key in keys.tolist()]
+    values, named = (sum(meta["values"][i] for meta in metas) for i in (0, 1))
+    # A key that one file leaves out may be in the rows of that file all the same.
+    exact = len(metas) == 1 or all(meta["keys"][0] == meta["keys"][1] for meta in metas)
+    return Names(
+        keys,
+        np.array([count for count, _ in pairs], np.int64),
+        [name for _, name in pairs],
+        sum(meta["rows"][0] for meta in metas),
+        sum(meta["rows"][1] for meta in metas),
+        values,
+        named,
+        exact and all(meta["exact"] for meta in metas),
+    )
+
+
+def _files(paths: Iterable[Path]) -> Sequence[Path]:
+    given = list(paths)
+    files = []
+    for path in given:
+        files += sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
+    if not files:
+        where = ", ".join(map(str, given))
+        raise DataError("no files of names are there", where=where, hint="see features.names")
+    return files
+
+
+def _read(path: Path) -> tuple[dict[str, Any], np.ndarray, np.ndarray, list[str]]:
+    try:
+        file = FrameFile(path, KIND)
+        _, arrays = file.read(0)
+    except OSError as error:
+        raise DataError(f"cannot read it: {error.strerror}", where=str(path)) from None
+    except CodecError as error:
+        raise DataError(error.what, where=error.where, hint="extract again") from None
+    if [array.dtype for array in arrays] != ["u8", "i8", "u1", "i8"]:
+        raise DataError("it does not hold names", where=str(path), hint="extract again")
+    keys, counts, text, ends = arrays
+    whole, places = text.tobytes(), [0, *ends.tolist()]
+    pairs = itertools.pairwise(places)
+    names = [whole[start:end].decode("utf-8", "backslashreplace") for start, end in pairs]
+    return file.meta, keys, counts, names

@@ -1,0 +1,485 @@
+"""Windows over past events, as arrays: what the events of some keys make of their impressions.
+
+``Histories`` says which columns of which tables are needed and how the sample is put together;
+``bucket_columns`` computes the windows of one bucket of keys. Reading tables and keeping buckets
+on disk is ``ctrps.data.history``'s business.
+"""
+
+from __future__ import annotations
+
+import zoneinfo
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from ctrps.data.days import day_starts, whole_days
+from ctrps.data.joinfile import HOUR_S, IMPRESSIONS, JoinPlan, Span, Window
+from ctrps.data.texts import Ranked
+from ctrps.errors import ConfigError, DataError
+from ctrps.kernels.history import (
+    NUMBER_BYTES,
+    distinct_lists,
+    mix_pairs,
+    put_numbers,
+    radix_order,
+    ranges,
+    sort_ties,
+    top_lists,
+)
+from ctrps.kernels.keys import index_capacity, index_find, index_insert, index_new
+
+Filter = tuple[tuple[str, tuple[str, ...]], ...]
+"""Columns and the values that each may have."""
+
+By = tuple[str, ...]
+MAX_FILTERS = 32
+"""Bits of a mask."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What windows need of the events of one table.
+
+    Attributes
+    ----------
+    delay_s
+        As in the join file.
+    filters
+        Each has a bit in the mask of an event.
+    keys
+        Columns of the impressions that have another name here.
+    """
+
+    delay_s: int
+    filters: tuple[Filter, ...]
+    keys: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The windows of which the first key is one column: their buckets are of that column.
+
+    Attributes
+    ----------
+    windows
+        Names and windows in the order of the sample.
+    closes : bool[windows]
+        A column that is not of this group follows in the sample.
+    keys
+        Per source its key columns; the group's comes first.
+    values
+        Per source the columns whose values are listed.
+    """
+
+    windows: tuple[tuple[str, Window], ...]
+    closes: np.ndarray
+    keys: Mapping[str, By]
+    values: Mapping[str, By]
+
+
+class Histories:
+    """The windows of a join file, in groups.
+
+    Parameters
+    ----------
+    plan
+    columns
+        The columns of a sample, in order; other names than those of windows are read.
+
+    Attributes
+    ----------
+    groups, sources
+    runs
+        The sample as pieces of adjacent columns: (number of the group or -1, columns).
+    """
+
+    def __init__(self, plan: JoinPlan, columns: Sequence[str]):
+        self.zone = plan.zone
+        firsts = list(dict.fromkeys(w.by[0] for w in plan.windows.values()))
+        group_of = {name: firsts.index(w.by[0]) for name, w in plan.windows.items()}
+        self.runs = [
+            (number, len(list(names)))
+            for number, names in groupby(columns, lambda name: group_of.get(name, -1))
+        ]
+        self.sources = {
+            name: _source(plan, name)
+            for name in (IMPRESSIONS, *plan.events)
+            if name == IMPRESSIONS or any(w.events == name for w in plan.windows.values())
+        }
+        asked = [(name, plan.windows[name]) for name in columns if name in group_of]
+        self.groups = [
+            _group(
+                [pair for pair in asked if pair[1].by[0] == first],
+                self.runs,
+                number,
+                first,
+                self.sources,
+            )
+            for number, first in enumerate(firsts)
+        ]
+
+
+def _filters(window: Window) -> list[Filter]:
+    """The filter of a window, and that of what a rate is of."""
+    where = tuple(window.where.items())
+    return [where, where + tuple(window.hit.items())] if window.hit else [where]
+
+
+def _source(plan: JoinPlan, name: str) -> Source:
+    windows = [w for w in plan.windows.values() if w.events == name]
+    filters = tuple(dict.fromkeys(f for w in windows for f in _filters(w)))
+    if len(filters) > MAX_FILTERS:
+        what = f"its windows have {len(filters)} different filters, and {MAX_FILTERS} are the most"
+        raise ConfigError(
+            what, where=name, hint="give some of the windows a second entry of events"
+        )
+    if name == IMPRESSIONS:
+        return Source(plan.impressions.delay_s, filters, {})
+    return Source(plan.events[name].delay_s, filters, plan.events[name].keys)
+
+
+def _group(
+    windows: Sequence[tuple[str, Window]],
+    runs: Sequence[tuple[int, int]],
+    number: int,
+    first: str,
+    sources: Mapping[str, Source],
+) -> Group:
+    closes = np.zeros(len(windows), np.bool_)
+    closes[np.cumsum([count for group, count in runs if group == number]) - 1] = True
+    keys: dict[str, By] = {}
+    values: dict[str, By] = {}
+    for source in dict.fromkeys([IMPRESSIONS, *(w.events for _, w in windows)]):
+        every = [(first,), *(w.by for _, w in windows if source in (IMPRESSIONS, w.events))]
+        names = sources[source].keys
+        keys[source] = tuple(dict.fromkeys(names.get(key, key) for by in every for key in by))
+        mine = [w.of for _, w in windows if w.events == source and w.of is not None]
+        values[source] = tuple(dict.fromkeys(mine))
+    return Group(tuple(windows), closes, keys, values)
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Events of one table.
+
+    Attributes
+    ----------
+    keys : uint64[n, k]
+        Hashes of the key columns.
+    times : int64[n]
+    masks : uint32[n]
+        Bits of the filters that each fits.
+    values : int64[n, v]
+        Ranks of the values.
+    """
+
+    keys: np.ndarray
+    times: np.ndarray
+    masks: np.ndarray
+    values: np.ndarray
+
+
+@dataclass(slots=True)
+class Pool:
+    """A growing text that fields are pieces of."""
+
+    data: np.ndarray
+    size: int
+
+    def grow(self) -> None:
+        larger = np.empty(2 * len(self.data) + (1 << 16), np.uint8)
+        larger[: self.size] = self.data[: self.size]
+        self.data = larger
+
+    def make_room(self, size: int) -> None:
+        while self.size + size > len(self.data):
+            self.grow()
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Fields of windows: column c of row i is ``pool[begins[c, i]:stops[c, i]]``.
+
+    ``order`` says which impression each row is; rows of one key stand together.
+    """
+
+    pool: np.ndarray
+    begins: np.ndarray
+    stops: np.ndarray
+    order: np.ndarray
+
+
+def bucket_columns(
+    histories: Histories,
+    group: Group,
+    impressions: Events,
+    events: Mapping[str, Events],
+    texts: Ranked,
+) -> Columns:
+    """Compute the windows of a group for some impressions.
+
+    Parameters
+    ----------
+    impressions
+        Those that want them, with the group's keys.
+    events
+        Per source all events that share the first key with one of them, and any others.
+    texts
+        What the ranks of values mean.
+    """
+    asked = _Asked(impressions, histories.zone)
+    pool = Pool(texts.data, len(texts.data))
+    room = _Room(pool, texts)
+    begins, stops = np.empty((2, len(group.windows), len(asked.times)), np.uint32)
+    numbered = list(enumerate(window for _, window in group.windows))
+    numbered.sort(key=lambda pair: (pair[1].events, pair[1].by))
+    for (name, by), windows in groupby(numbered, lambda pair: (pair[1].events, pair[1].by)):
+        key = asked.key([group.keys[IMPRESSIONS].index(k) for k in by])
+        source = histories.sources[name]
+        at = [group.keys[name].index(source.keys.get(k, k)) for k in by]
+        past = _Past(key, source, events[name], at, group.values[name])
+        work = _Work(asked, key, past, room)
+        for number, window in windows:
+            work.put(window, begins[number], stops[number])
+    if pool.size >= 1 << 32:
+        raise DataError("the histories of one bucket take more than 4 GiB of text")
+    return Columns(pool.data[: pool.size], begins, stops, asked.order)
+
+
+def sorted_order(ids: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Order by id and time; equal ones keep their order.
+
+    Raises
+    ------
+    DataError
+        Times lie too far apart.
+    """
+    if not len(ids):
+        return np.empty(0, np.int64)
+    first = int(times.min())
+    time_bits = (int(times.max()) - first).bit_length()
+    bits = time_bits + int(ids.max()).bit_length()
+    if bits > 64:
+        raise DataError("time stamps of events and impressions lie too far apart")
+    packed = ids.astype(np.uint64) << np.uint64(time_bits) | (times - first).astype(np.uint64)
+    order, spare = np.empty((2, len(ids)), np.int64)
+    radix_order(packed, bits, np.empty_like(packed), order, spare)
+    return order
+
+
+def _mixed(keys: np.ndarray, at: Sequence[int]) -> np.ndarray:
+    """One hash of some key columns."""
+    mixed = keys[:, at[0]].copy()
+    for column in at[1:]:
+        mix_pairs(mixed, keys[:, column].copy(), mixed)
+    return mixed
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """Impressions in order of one key and time.
+
+    ``order`` refers to that of the group's key; None: it is the same.
+    """
+
+    order: np.ndarray | None
+    ids: np.ndarray
+    index: np.ndarray
+    count: int
+
+
+class _Asked:
+    """The impressions of a bucket, in order of the group's key and time."""
+
+    def __init__(self, impressions: Events, zone: zoneinfo.ZoneInfo | None):
+        self._all = impressions
+        self._zone = zone
+        self.times = impressions.times
+        first, self.order = self._number([0], np.arange(len(self.times)))
+        self.times = impressions.times[self.order]
+        self._keys: dict[tuple[int, ...], _Key] = {(0,): first}
+
+    def key(self, at: Sequence[int]) -> _Key:
+        if tuple(at) not in self._keys:
+            key, order = self._number(at, self.order)
+            self._keys[tuple(at)] = replace(key, order=order)
+        return self._keys[tuple(at)]
+
+    def _number(self, at: Sequence[int], rows: np.ndarray) -> tuple[_Key, np.ndarray]:
+        hashes = _mixed(self._all.keys[rows], at)
+        index = index_new(index_capacity(max(len(hashes), 1)))
+        ids, new = np.empty((2, len(hashes)), np.int64)
+        count, _ = index_insert(index, hashes, 0, ids, new)
+        order = sorted_order(ids, self.times)
+        return _Key(None, ids[order], index, count), order
+
+    @cached_property
+    def days(self) -> np.ndarray:
+        return whole_days(self.times, self._zone)
+
+    def bounds(self, span: Span, delay_s: int) -> tuple[np.ndarray, np.ndarray]:
+        """Since when and until when each impression looks back."""
+        until = self.times - delay_s
+        if span.unit == "hours":
+            return self.times - span.length * HOUR_S, until
+        start = day_starts(self.days, self._zone)
+        if span.length == 0:
+            return start, until
+        return day_starts(self.days - span.length, self._zone), np.minimum(start, until)
+
+
+@dataclass(slots=True)
+class _Stream:
+    """Events that fit a filter, in order of id and time."""
+
+    chosen: np.ndarray
+    ids: np.ndarray
+    times: np.ndarray
+    starts: np.ndarray
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+    ranges: dict[Span, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+
+
+class _Past:
+    """The events of a source that share a key with an impression."""
+
+    def __init__(self, key: _Key, source: Source, events: Events, at: Sequence[int], values: By):
+        self.source = source
+        self._names = values
+        self._count = key.count
+        self._events = events
+        ids = np.empty(len(events.times), np.int64)
+        index_find(key.index, _mixed(events.keys, at), ids)
+        there = np.flatnonzero(ids >= 0)
+        ids = ids[there]
+        order = sorted_order(ids, events.times[there])
+        self._chosen, self._ids = there[order], ids[order]
+        self._masks = events.masks[self._chosen]
+        self._streams: dict[Filter, _Stream] = {}
+
+    def stream(self, which: Filter) -> _Stream:
+        if which not in self._streams:
+            bit = self._masks.dtype.type(1 << self.source.filters.index(which))
+            fit = np.flatnonzero(self._masks & bit)
+            ids, chosen = self._ids[fit], self._chosen[fit]
+            starts = np.zeros(self._count + 1, np.int64)
+            np.cumsum(np.bincount(ids, minlength=self._count), out=starts[1:])
+            self._streams[which] = _Stream(chosen, ids, self._events.times[chosen], starts)
+        return self._streams[which]
+
+    def values(self, stream: _Stream, column: str) -> np.ndarray:
+        if column not in stream.values:
+            values = self._events.values[stream.chosen, self._names.index(column)]
+            sort_ties(stream.ids, stream.times, values)
+            stream.values[column] = values
+        return stream.values[column]
+
+
+class _Room:
+    """Where lists are made: the pool that takes them, and room for work that fits all texts."""
+
+    def __init__(self, pool: Pool, texts: Ranked):
+        self.pool, self.texts = pool, texts
+        count = len(texts.starts)
+        self.counts = np.zeros(count, np.int32)
+        self.seen = np.full(count, -1, np.int64)
+        self.ranks = np.empty(count, np.int64)
+        self.stamp = 0
+
+
+class _Work:
+    """Computes the windows over one source by one key."""
+
+    def __init__(self, asked: _Asked, key: _Key, past: _Past, room: _Room):
+        self._asked, self._key, self._past, self._room = asked, key, past, room
+
+    def put(self, window: Window, begins: np.ndarray, stops: np.ndarray) -> None:
+        """Say where the window's text of each impression, in the group's order, lies."""
+        if self._key.order is None:
+            self._put(window, begins, stops)
+            return
+        mine = np.empty((2, len(begins)), np.uint32)
+        self._put(window, *mine)
+        begins[self._key.order], stops[self._key.order] = mine
+
+    def _put(self, window: Window, begins: np.ndarray, stops: np.ndarray) -> None:
+        filters = _filters(window)
+        stream = self._past.stream(filters[0])
+        low, high = self._range(stream, window.span)
+        if window.take == "count":
+            self._numbers(high - low, np.zeros_like(low), -1, begins, stops)
+        elif window.take == "rate":
+            hits_low, hits_high = self._range(self._past.stream(filters[1]), window.span)
+            self._numbers(high - low, hits_high - hits_low, window.plus, begins, stops)
+        else:
+            assert window.of is not None
+            values = self._past.values(stream, window.of)
+            if window.take == "last":
+                self._last(low, high, values, begins, stops)
+            else:
+                self._lists(window, low, high, values, begins, stops)
+
+    def _range(self, stream: _Stream, span: Span) -> tuple[np.ndarray, np.ndarray]:
+        if span not in stream.ranges:
+            order = self._key.order
+            since, until = self._asked.bounds(span, self._past.source.delay_s)
+            if order is not None:
+                since, until = since[order], until[order]
+            low, high = np.empty((2, len(since)), np.int64)
+            ranges(self._key.ids, since, until, stream.starts, stream.times, low, high)
+            stream.ranges[span] = low, high
+        return stream.ranges[span]
+
+    def _last(
+        self,
+        low: np.ndarray,
+        high: np.ndarray,
+        values: np.ndarray,
+        begins: np.ndarray,
+        stops: np.ndarray,
+    ) -> None:
+        """The last value that is not empty."""
+        at = np.arange(len(values))
+        at[values == 0] = -1
+        latest = np.maximum.accumulate(np.append(-1, at))[high]
+        ranks = np.append(values, 0)[np.where(latest >= low, latest, len(values))]
+        texts = self._room.texts
+        begins[:], stops[:] = texts.starts[ranks], texts.ends[ranks]
+
+    def _lists(
+        self,
+        window: Window,
+        low: np.ndarray,
+        high: np.ndarray,
+        values: np.ndarray,
+        begins: np.ndarray,
+        stops: np.ndarray,
+    ) -> None:
+        room, texts, pool = self._room, self._room.texts, self._room.pool
+        given: tuple[object, ...]
+        kernel: Any
+        if window.most is None:
+            kernel, given = distinct_lists, (room.seen, room.stamp, room.ranks)
+            room.stamp += len(low) + 1
+        else:
+            kernel, given = top_lists, (room.counts, room.ranks, np.empty(window.most, np.int64))
+        first = 0
+        while True:
+            first, pool.size = kernel(
+                first, low, high, values, texts.data, texts.starts, texts.ends, *given,
+                pool.data, pool.size, begins, stops,
+            )  # fmt: skip
+            if first == len(low):
+                return
+            pool.grow()
+
+    def _numbers(
+        self, counts: np.ndarray, hits: np.ndarray, plus: int, begins: np.ndarray, stops: np.ndarray
+    ) -> None:
+        pool = self._room.pool
+        pool.make_room(len(counts) * NUMBER_BYTES)
+        pool.size = put_numbers(counts, hits, plus, pool.data, pool.size, begins, stops)
