@@ -373,8 +373,7 @@ class Worker(Member):
                 task.asked[node],
                 (),
                 tuple(
-                    self.view.take(g, s.starts, node)
-                    for g, s in zip(gradients, sets, strict=True)
+                    self.view.take(g, s.starts, node) for g, s in zip(gradients, sets, strict=True)
                 ),
                 tuple(self.view.take(s.counts, s.starts, node) for s in sets),
                 Scores(result.margins, task.batch.labels) if node == counter else NO_SCORES,
