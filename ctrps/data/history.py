@@ -311,7 +311,9 @@ class HistoryWork:
         places = found[IMPRESSIONS][1]
         asked = np.flatnonzero(places[:, 0] != NOWHERE)
         every = events[IMPRESSIONS]
-        rows = Events(every.keys[asked], every.times[asked], every.masks, every.values)
+        rows = Events(
+            every.keys[asked], every.times[asked], every.masks[asked], every.values[asked]
+        )
         columns = bucket_columns(self._histories, group, rows, events, self._texts)
         places = places[asked][columns.order]
         sizes = np.empty(len(asked), np.int64)
