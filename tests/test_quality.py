@@ -16,6 +16,7 @@ from ctrps.data.batches import BlockBatches
 from ctrps.data.convert import to_shards
 from ctrps.data.formats import TextSettings, read_rows
 from ctrps.data.shards import Shard, joined
+from ctrps.ps.table import RowSet, Table
 from ctrps.runtime.inputs import text_settings
 from ctrps.runtime.local import train
 
@@ -79,11 +80,12 @@ class ByCtrps:
         return L2 / 2 * np.sum(w[:-1].astype(np.float64) ** 2) + loss, slope
 
     def stepped(self, w, sums, counts):
-        rows = w.reshape(-1, 1).copy()
-        gradient = sums.astype(np.float32).reshape(-1, 1)
+        table, keys = Table(self.model.tables[0], 1), np.arange(FEATURES, dtype=np.uint64)
+        table.load(RowSet(keys, w.reshape(-1, 1)))
         total = self.shard.rows
-        self.model.tables[0].step(rows, np.arange(FEATURES), gradient, counts, total)
-        return (w.astype(np.float64) - rows[:, 0]) / self.alpha * total
+        table.step(keys, sums.astype(np.float32).reshape(-1, 1), counts, total)
+        moved = table.weights(keys, absent_initial=False)[:, 0]
+        return (w.astype(np.float64) - moved) / self.alpha * total
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from ctrps.kernels import store
 from ctrps.kernels.optimizers import Rule
 from ctrps.models import TableSpec
 
+_HUGE_PAGE = 1 << 21
 _FIRST_LINES = 8
 _FIRST_TAILS = 1 << 8
 _MOST_TAILS = 1 << 18
@@ -95,7 +96,8 @@ class _Segments:
         """Let the machine have the memory of a segment as it was."""
         if not (self._lines == lines).any():
             del self._memory[lines]
-        elif lines * store.LINE % mmap.PAGESIZE == 0 and hasattr(mmap, "MADV_DONTNEED"):
+        elif lines * store.LINE >= _HUGE_PAGE and hasattr(mmap, "MADV_DONTNEED"):
+            # Parts of a huge page would split it.
             size = lines * store.LINE
             self._memory[lines].madvise(mmap.MADV_DONTNEED, segment * size, size)
 
@@ -232,6 +234,7 @@ class Table:
     ) -> None:
         entries, absent = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64)
         directory, (head, tail) = self._segments.directory, rules
+        gradient = np.ascontiguousarray(gradient)
         scratch = self._scratch
         n = store.push(
             directory, keys, gradient, counts, head, tail, entries, absent, before, scratch

@@ -140,6 +140,19 @@ class Node:
 
         pool.submit(measured).add_done_callback(finished)
 
+    def at_once(
+        self, job: Callable[[], Result], done: Callable[[Result, float], Effects], part: str = ""
+    ) -> None:
+        """As ``work``, for what takes no longer than handing it to a thread and back is worth."""
+        with self.meter.apart(part) if part else nullcontext():
+            try:
+                result = job()
+            except CtrpsError as error:
+                failure = error
+                self.post(lambda now: self._failed(failure, now))
+                return
+        self.post(lambda now: done(result, now))
+
     def _turn(self) -> None:
         # Whoever posts after this line sees it and wakes the poll; what came before is seen here.
         self._waiting = True

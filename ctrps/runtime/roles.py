@@ -46,6 +46,9 @@ from ctrps.runtime.warm import warm
 
 Log = Callable[[str], None]
 
+SHORT_WORK = 1 << 22
+"""Multiplications of a batch that the loop does itself: some milliseconds."""
+
 JOINED = "joined as"
 """What a node's log says once it is in the job; ``launch`` looks for it."""
 
@@ -135,12 +138,22 @@ class WorkerProcess:
                     "" if effect.pass_ == EVALUATION else "read",
                 )
             case Compute():
-                self.node.work(
-                    self._computing,
-                    lambda: self._compute(effect),
-                    lambda result, now: self.machine.on_computed(effect.token, result, now),
-                    "" if effect.purpose == "evaluate" else "compute",
-                )
+                self._start(effect)
+
+    def _start(self, effect: Compute) -> None:
+        """Compute in another thread, unless it is done sooner than that thread would begin."""
+        part = "" if effect.purpose == "evaluate" else "compute"
+
+        def compute() -> Gradient | np.ndarray:
+            return self._compute(effect)
+
+        def done(result: Gradient | np.ndarray, now: float) -> Effects:
+            return self.machine.on_computed(effect.token, result, now)
+
+        if len(effect.batch.index) * (1 + self.model.dim) <= SHORT_WORK:
+            self.node.at_once(compute, done, part)
+        else:
+            self.node.work(self._computing, compute, done, part)
 
     def _read(self, effect: Prepare) -> models.Minibatch:
         assert self._readers is not None
