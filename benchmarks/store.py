@@ -193,7 +193,11 @@ def measured(options: argparse.Namespace, folder: Path) -> dict:
         client = Client(job, address, batches, server)
         client.run()
     found = walks(client.moments, count, options.pool[0])
-    figures = {key: statistics.median(f[key] for f in found if f[key]) for key in found[0]}
+    # The system counts a process's CPU time in steps, so a short walk may have none.
+    figures = {
+        key: statistics.median([f[key] for f in found if f[key] is not None] or [0.0])
+        for key in found[0]
+    }
     spread = max(f["keys_per_s"] for f in found) - min(f["keys_per_s"] for f in found)
     floats = 4 * options.floats
     return {
