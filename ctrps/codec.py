@@ -346,13 +346,14 @@ class FrameFile:
     def read(self, number: int) -> tuple[Any, list[np.ndarray]]:
         """Read, check and decode record ``number``; the arrays own their memory."""
         start, end = int(self._offsets[number]), int(self._offsets[number + 1])
-        data = bytearray(end - start)
+        # Not a bytearray, which would be filled with zeros first.
+        data = np.empty(end - start, np.uint8).data
         with open(self.path, "rb", buffering=0) as file:
             file.seek(start)
             if file.readinto(data) != len(data):
                 raise self._error(f"record {number} is cut short")
         name = f"record {number}"
-        return self._decode(memoryview(data), name, int(self._checks[number]))
+        return self._decode(data, name, int(self._checks[number]))
 
     def _check_magic(self, magic: bytes) -> None:
         if magic[:6] != MAGIC[:6]:

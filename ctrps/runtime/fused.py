@@ -183,29 +183,27 @@ class Fused:
         starts = np.empty(block.rows + 1, np.int64)
         csr.row_starts(block.counts, starts)
         used = used_keys(block, starts, order)
+        keys = block.keys if used is None else block.keys[used]
         intercept = np.full(min(len(order), 1), INTERCEPT_KEY, np.uint64)
         margins = np.empty(len(order), np.float32)
         with (
-            self._table.entries(block.keys[used]) as entries,
+            self._table.entries(keys) as entries,
             self._intercept.entries(intercept) as bias,
         ):
-            entry_of = np.empty(len(block.keys), np.int64)
-            entry_of[used] = entries
-            tail_of = np.empty(len(block.keys), np.int64)
-            tail_of[used] = self._tails(entries)
+            tails = np.empty(len(entries), np.int64)
+            if self._rules[1].width:
+                store.tails(entries, tails)
+            if used is not None:
+                entries, tails = (
+                    _spread(found, used, len(block.keys)) for found in (entries, tails)
+                )
             rows = rows_of(block, starts, order, self._mean)
             window = self._window(block, starts)
             w, v, b = self._rules
             loss_sum, done = kernels.train_rows(
-                rows, entry_of, tail_of, bias.sum(), w, v, b, window, margins
+                rows, entries, tails, bias.sum(), w, v, b, window, margins
             )
         return Trained(loss_sum, Scores(margins[:done], block.labels[order[:done]]))
-
-    @staticmethod
-    def _tails(entries: np.ndarray) -> np.ndarray:
-        tails = np.empty(len(entries), np.int64)
-        store.tails(entries, tails)
-        return tails
 
     def _window(self, block: Block, starts: np.ndarray) -> kernels.Window:
         longest = int(np.diff(starts).max(initial=0)) + block.dense.shape[1]
@@ -268,6 +266,13 @@ def _one_row(rule: Rule) -> Rule:
     return rule._replace(scale=rule.scale / (1 + rule.crowd), crowd=np.float32(0))
 
 
+def _spread(found: np.ndarray, used: np.ndarray, count: int) -> np.ndarray:
+    """What belongs to the keys ``used``, at their numbers among ``count``."""
+    spread = np.empty(count, np.int64)
+    spread[used] = found
+    return spread
+
+
 def rows_of(block: Block, starts: np.ndarray, order: np.ndarray, mean: bool) -> kernels.Rows:
     """The rows ``order`` of a block as the kernels take them."""
     values = np.zeros(0, np.float32) if block.values is None else block.values
@@ -285,13 +290,13 @@ def rows_of(block: Block, starts: np.ndarray, order: np.ndarray, mean: bool) -> 
     )
 
 
-def used_keys(block: Block, starts: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Numbers of the keys that the rows of a chunk hold: only these become rows of the table.
+def used_keys(block: Block, starts: np.ndarray, order: np.ndarray) -> np.ndarray | None:
+    """Numbers of the keys that the rows of a chunk hold, None for all of the block.
 
-    ``order`` holds consecutive rows, in any order.
+    Only these become rows of the table. ``order`` holds consecutive rows, in any order.
     """
     if len(order) == block.rows and not block.dense.shape[1]:
-        return np.arange(len(block.keys))
+        return None
     used = np.zeros(len(block.keys), bool)
     if len(order):
         first, last = int(order.min()), int(order.max()) + 1
