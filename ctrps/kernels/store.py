@@ -45,7 +45,7 @@ ENTRY = 32
 HEAD = 4
 """Place of the head in an entry, in float32 numbers."""
 
-AHEAD = 24
+AHEAD = 40
 """Keys between asking for a line and reading it: more than a processor waits for alone."""
 
 SCRATCH = 3 * GROUP + ENTRY // 8
