@@ -65,11 +65,17 @@ class Lanes:
     def _step(self, plan: Plan, threads: ThreadPoolExecutor) -> None:
         step = self.partitions.step
         lanes = plan.active(step)
-        if self.job.train.threads == 1:
-            parts = [self._lane(plan, lane, step) for lane in lanes]
-        else:
-            parts = list(threads.map(lambda lane: self._lane(plan, lane, step), lanes))
-        self.partitions.apply(dict(zip(lanes, parts, strict=True)))
+
+        def compute(first: int) -> dict[int, Contribution]:
+            share = lanes[first :: self.job.train.threads]
+            return {lane: self._lane(plan, lane, step) for lane in share}
+
+        # This thread takes a share, too: handing over and back costs as much as a short lane.
+        others = [threads.submit(compute, first) for first in range(1, self.job.train.threads)]
+        parts = compute(0)
+        for other in others:
+            parts |= other.result()
+        self.partitions.apply(parts)
 
     def _lane(self, plan: Plan, lane: int, step: int) -> Contribution:
         reader, ref = self._reader(), plan.batch(lane, step)
