@@ -312,11 +312,14 @@ class SchedulerProcess:
         """The machine's tick, and a line of figures every second while training."""
         effects = self.machine.on_tick(now)
         if self.machine.phase is Phase.TRAINING and now >= self._next_line:
-            figures = self.machine.progress(now)
-            if figures["step"]:
-                self._next_line = now + 1.0
-                self.folder.add_metrics({"phase": "train", **figures})
+            self._write_line(now)
         return effects
+
+    def _write_line(self, now: float) -> None:
+        figures = self.machine.progress(now)
+        if figures["step"]:
+            self._next_line = now + 1.0
+            self.folder.add_metrics({"phase": "train", **figures})
 
     def _on_signal(self, number: int, now: float) -> Effects:
         return self.machine.on_interrupt(128 + number, now)
@@ -326,6 +329,8 @@ class SchedulerProcess:
             case Commit():
                 if effect.border:
                     machine = self.machine
+                    # The last line of a pass, which may have been too short for another.
+                    self._write_line(time.monotonic())
                     trained = machine.clock.train_s, machine.trained_rows
                     self._spent = shares(list(machine.roster), *trained)
                 self.node.work(
