@@ -200,11 +200,6 @@ def take_keys(keys, borders, taken):
     return [int(keys[number]) for number in numbers], starts, counts
 
 
-def gather(rows, where, out):
-    dim = out.shape[1]
-    return [rows[row, :dim] if row >= 0 else out[i] for i, row in enumerate(where)]
-
-
 def fold(pushes):
     """key -> (gradient, count) after folding [(keys, gradients, counts), ...] in order."""
     sums: dict[int, tuple[np.ndarray, int]] = {}
@@ -326,13 +321,6 @@ def sgd(gradients, alpha, l2, w=0.0):
 
 def count(rows_with_key, w=0):
     return w + sum(rows_with_key)
-
-
-def init_rows(keys, seed, at, m, scale):
-    return [[scale * initial(seed, int(key), at + j) for j in range(m)] for key in keys]
-
-
-initial_rows = init_rows
 
 
 # metrics

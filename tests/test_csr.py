@@ -119,14 +119,6 @@ def test_a_row_that_is_not_there_is_not_marked():
         assert not marks.any()
 
 
-def test_gather_leaves_absent_keys_alone():
-    rows = np.arange(20, dtype=np.float32).reshape(4, 5)
-    where, out = np.int64([2, -1, 0, 2]), np.full((4, 3), 9, np.float32)
-    expected = naive.gather(rows, where, out.copy())
-    csr.gather(rows, where, out)
-    np.testing.assert_array_equal(out, expected)
-
-
 @pytest.mark.parametrize("dim", [1, 9])
 @pytest.mark.parametrize("seed", range(3))
 def test_fold_is_a_chain_of_float32_additions(dim, seed):

@@ -51,8 +51,6 @@ NEWLINE, TAB, COMMA = np.uint8(10), np.uint8(9), np.uint8(44)
 NOWHERE = np.uint32(0xFFFFFFFF)
 """Part of an impression that is only an event: it is on no day of the split."""
 
-HASH_OF_NONE = np.empty(0, np.uint64)
-
 
 def bucket_bits(text_bytes: int) -> int:
     """Logarithm of a number of buckets whose work stays in the processor's caches, nearly."""

@@ -298,24 +298,6 @@ def take_keys(keys, starts, marks, cells, keys_out, starts_out, counts_out):
 
 
 @njit(cache=True, nogil=True)
-def gather(rows, where, out):
-    """Copy the first columns of some rows: the answer to a pull.
-
-    Parameters
-    ----------
-    rows : float32[n, width], read
-    where : int64[k], read
-        Row numbers; -1 leaves ``out[i]`` as it is.
-    out : float32[k, dim], written, dim <= width
-    """
-    for i in range(where.shape[0]):
-        row = where[i]
-        if row >= 0:
-            for j in range(out.shape[1]):
-                out[i, j] = rows[row, j]
-
-
-@njit(cache=True, nogil=True)
 def fold(where, gradients, counts, acc, acc_counts):
     """Add one push to the sums of a step.
 
