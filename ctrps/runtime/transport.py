@@ -9,6 +9,7 @@ import errno
 import itertools
 import os
 import socket
+import time
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 
@@ -25,6 +26,9 @@ its array is free again, costs more than that."""
 
 MOST_CHANNELS = 64
 """Peers of this machine that a listener shares memory with."""
+
+LOOK_S = 0.002
+"""How long sockets may be left alone while messages come by shared memory."""
 
 HIGH_WATER = 1000
 """Messages that one peer's queue holds; the machines have fewer than that under way."""
@@ -63,6 +67,7 @@ class Transport:
         self._offered: dict[Hashable, Channel] = {}
         self._channels: OrderedDict[Hashable, Channel] = OrderedDict()
         self._near = False
+        self._next_look = 0.0
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -130,7 +135,7 @@ class Transport:
         """Offer memory to a peer of this machine; it is used when the peer has accepted."""
         self._forget(peer)
         self._offered[peer] = channel = Channel.make()
-        _send(self._out[peer], [channel.offer()])
+        _send(self._out[peer], [channel.offer(self._wake_write)])
 
     def _forget(self, peer: Hashable) -> None:
         for channels in (self._offered, self._channels):
@@ -147,8 +152,9 @@ class Transport:
 
     def send(self, peer: Hashable, frames: Sequence[Buffer]) -> bool:
         """Hand a message over; False if that is not possible now."""
+        if self._share(peer, frames):
+            return True
         dealer = self._out.get(peer)
-        frames = self._share(peer, frames)
         try:
             if dealer is not None:
                 _send(dealer, frames)
@@ -162,24 +168,60 @@ class Transport:
             raise
         return True
 
-    def _share(self, peer: Hashable, frames: Sequence[Buffer]) -> Sequence[Buffer]:
-        """The message as it goes by the socket: large frames in shared memory, if there is some."""
+    def _share(self, peer: Hashable, frames: Sequence[Buffer]) -> bool:
+        """Hand a message over in shared memory; False if that is not possible now."""
         channel = self._channels.get(peer)
-        if channel is None or sum(map(len, frames[1:])) < shared.SHARED_BYTES:
-            return frames
+        if channel is None:
+            return False
         self._channels.move_to_end(peer)
-        told = channel.put(frames[1:])
-        return frames if told is None else [told, frames[0]]
+        if channel.put(frames):
+            return True
+        if channel.closed:
+            self._lose(peer)
+        return False
+
+    def _lose(self, peer: Hashable) -> None:
+        """A channel is of no use any more; a process that comes back is offered another."""
+        self._forget(peer)
+        if peer in self._out:
+            self._offer(peer)
 
     def poll(self, timeout_s: float) -> Iterator[tuple[Hashable, list[Buffer]]]:
         """Wait for messages, a ``wake`` or the time limit; then all messages that are there.
 
         The frames are buffers of their own that nobody else writes.
         """
-        ready = dict(self._poller.poll(max(0, round(1000 * timeout_s))))
+        near, now = self._pending(), time.monotonic()
+        if near and now < self._next_look:
+            return self._take(near)
+        self._next_look = now + LOOK_S
+        if not near:
+            for channel in self._channels.values():
+                channel.wait(True)
+            near = self._pending()
+        ready = dict(self._poller.poll(0 if near else max(0, round(1000 * timeout_s))))
+        for channel in self._channels.values():
+            channel.wait(False)
         if ready.pop(self._wake_read, None):
             _drain(self._wake_read)
-        return itertools.chain.from_iterable(map(self._receive, ready))
+        far = itertools.chain.from_iterable(map(self._receive, ready))
+        return itertools.chain(self._take(near or self._pending()), far)
+
+    def _pending(self) -> list[Hashable]:
+        return [peer for peer, channel in self._channels.items() if channel.pending]
+
+    def _take(self, peers: list[Hashable]) -> Iterator[tuple[Hashable, list[Buffer]]]:
+        for peer in peers:
+            for _ in range(HIGH_WATER):
+                # A message may lead to the end of its channel.
+                channel = self._channels.get(peer)
+                if channel is None or not channel.pending:
+                    break
+                frames = channel.take()
+                if not frames:
+                    self._lose(peer)
+                    break
+                yield peer, frames
 
     def _receive(self, source: "zmq.Socket[bytes]") -> Iterator[tuple[Hashable, list[Buffer]]]:
         for _ in range(HIGH_WATER):
@@ -193,39 +235,30 @@ class Transport:
                 peer = self._names[source]
             else:
                 peer, buffers = bytes(buffers[0]), buffers[1:]
-            whole = self._whole(peer, buffers) if buffers else None
-            if whole is not None:
-                yield peer, whole
-
-    def _whole(self, peer: Hashable, buffers: list[Buffer]) -> list[Buffer] | None:
-        """A message with its frames from shared memory; None if it was for the transport."""
-        first = buffers[0]
-        kind = first[0] if len(first) else 0
-        if kind == shared.OFFER:
-            self._accept(peer, bytes(first))
-        elif kind == shared.ACCEPT:
-            if peer in self._offered:
-                self._channels[peer] = self._offered.pop(peer)
-        elif kind != shared.FRAMES:
-            return buffers
-        elif len(buffers) == 2 and peer in self._channels:
-            frames = self._channels[peer].take(first)
-            return None if frames is None else [buffers[1], *frames]
-        elif self._router is not None and isinstance(peer, bytes):
-            # Of a channel that this process, started again, never had.
-            self.send(peer, [bytes([shared.OFFER])])
-        return None
+            first = buffers[0] if buffers else b""
+            kind = first[0] if len(first) else 0
+            if kind == shared.OFFER:
+                self._accept(peer, bytes(first))
+            elif kind == shared.ACCEPT:
+                self._accepted(peer, bytes(first))
+            elif buffers:
+                yield peer, buffers
 
     def _accept(self, peer: Hashable, offer: bytes) -> None:
-        if peer in self._out:
-            self._offer(peer)
-        elif self._near and (channel := Channel.open(offer)):
+        if self._near and peer not in self._out and (channel := Channel.open(offer)):
             self._forget(peer)
+            self.send(peer, [channel.accept(self._wake_write)])
             self._channels[peer] = channel
             if len(self._channels) > MOST_CHANNELS:
-                # Of a worker that is gone, mostly; another one offers a new channel when told.
+                # Of a worker that is gone, mostly; another one offers a new channel.
                 self._forget(next(iter(self._channels)))
-            self.send(peer, [bytes([shared.ACCEPT])])
+
+    def _accepted(self, peer: Hashable, message: bytes) -> None:
+        channel = self._offered.pop(peer, None)
+        if channel is not None and channel.accepted(message):
+            self._channels[peer] = channel
+        elif channel is not None:
+            channel.close()
 
     def wake(self) -> None:
         """End a ``poll`` early; may be called from any thread."""
