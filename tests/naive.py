@@ -92,6 +92,17 @@ def spread(key: int) -> int:
     return fmix64(key ^ 0x243F6A8885A308D3)
 
 
+def sketch_add(keys: list[int], registers: int) -> list[int]:
+    """HyperLogLog: per first bits of the placement, the place of the first one bit after them."""
+    bits = registers.bit_length() - 1
+    found = [0] * registers
+    for key in keys:
+        place = f"{spread(key):064b}"
+        at, rest = int(place[:bits], 2), place[bits:] + "1"
+        found[at] = max(found[at], rest.index("1") + 1)
+    return found
+
+
 def partition_of(keys, bits):
     return [spread(int(key)) >> (64 - bits) for key in keys]
 

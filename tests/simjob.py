@@ -185,7 +185,8 @@ class Setup:
 
     @property
     def manifest(self) -> Manifest:
-        return Manifest(self.data.files, self.test.files)
+        # Every other job knows about how many keys to expect.
+        return Manifest(self.data.files, self.test.files, self.seed % 2 * 5000)
 
     def plans(self) -> list[Plan]:
         """Of each pass."""

@@ -221,10 +221,10 @@ def test_the_plan_is_the_same_in_another_process(hash_seed):
 # -- the data manifest --------------------------------------------------------------------------
 
 
-@given(filled_files, filled_files)
+@given(filled_files, filled_files, st.integers(0, 2**62))
 @repeatable
-def test_manifest_round_trip(train, test):
-    manifest = Manifest(train, test)
+def test_manifest_round_trip(train, test, keys):
+    manifest = Manifest(train, test, keys)
     names, blocks = manifest.pack()
     assert Manifest.unpack(names, blocks) == manifest
 
@@ -243,14 +243,17 @@ def test_the_digest_is_of_contents_and_their_order():
         ("", (np.int64([1]), np.int64([]))),
         ("[]", ()),
         ("7", (np.int64([]), np.int64([]))),
-        ("[[], []]", (np.int64([]),)),
-        ('[[["a", "1", 2]], []]', (np.int64([5]), np.int64([]))),
-        ('[[["a", "1"]], []]', (np.int64([5]), np.int64([]))),
-        ('[[["a", "1", "x"]], []]', (np.int64([5]), np.int64([]))),
-        ("[[3], []]", (np.int64([5]), np.int64([]))),
-        ('[[["a", "1", 1]], []]', (np.int64([-5]), np.int64([]))),
-        ('[[["a", "1", 2], ["b", "2", -1]], []]', (np.int64([5]), np.int64([]))),
-        ('[[["a", "1", -1], ["b", "2", 2]], []]', (np.int64([5]), np.int64([]))),
+        ("[0, [], []]", (np.int64([]),)),
+        ('[0, [["a", "1", 2]], []]', (np.int64([5]), np.int64([]))),
+        ('[0, [["a", "1"]], []]', (np.int64([5]), np.int64([]))),
+        ('[0, [["a", "1", "x"]], []]', (np.int64([5]), np.int64([]))),
+        ("[0, [3], []]", (np.int64([5]), np.int64([]))),
+        ('[0, [["a", "1", 1]], []]', (np.int64([-5]), np.int64([]))),
+        ('[0, [["a", "1", 2], ["b", "2", -1]], []]', (np.int64([5]), np.int64([]))),
+        ('[0, [["a", "1", -1], ["b", "2", 2]], []]', (np.int64([5]), np.int64([]))),
+        ('[-1, [["a", "1", 1]], []]', (np.int64([5]), np.int64([]))),
+        ('[0.5, [["a", "1", 1]], []]', (np.int64([5]), np.int64([]))),
+        ('[true, [["a", "1", 1]], []]', (np.int64([5]), np.int64([]))),
     ],
 )
 def test_a_manifest_that_cannot_be_read(names, blocks):

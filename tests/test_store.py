@@ -62,6 +62,33 @@ def test_keys_are_found_through_growth(dim):
     assert len(set(entries.tolist())) == len(known) and not (entries % 32).any()
 
 
+@pytest.mark.parametrize("dim", [0, 8])
+def test_a_table_that_is_told_what_to_expect_does_not_move(dim):
+    rng, told, plain = np.random.default_rng(4), table_of(dim), table_of(dim)
+    keys = rng.integers(0, 2**64, 60_000, np.uint64)
+    for table in (told, plain):
+        table.insert(keys[:100])
+    told.expect(len(keys))
+    moves = told.moves
+    for part in np.array_split(keys, 20):
+        for table in (told, plain):
+            table.insert(part)
+    assert told.moves == moves and plain.moves > moves
+    assert held(told) == held(plain)
+    for count in (0, 5000, len(keys)):
+        told.expect(count)
+    assert told.moves == moves
+
+
+@pytest.mark.parametrize("count", [1 << 50, 1 << 62])
+def test_more_than_the_machine_has_is_not_expected(count):
+    table = table_of(0)
+    table.expect(count)
+    keys = np.arange(5000, dtype=np.uint64)
+    table.insert(keys)
+    assert table.used == 5000
+
+
 def test_a_key_that_is_inserted_twice_at_once_has_one_row():
     table = table_of(2)
     entries = table.insert(np.uint64([3, 4, 3]))

@@ -28,6 +28,7 @@ import numpy as np
 from ctrps.codec import CodecError, FileDigest, FrameFile, FrameFileWriter
 from ctrps.data.rows import MAX_NAMES, Ids, Rows, Schema, joined, widened
 from ctrps.errors import DataError
+from ctrps.kernels import sketch
 from ctrps.kernels.csr import dedup_keys
 from ctrps.kernels.keys import grouped, index_capacity
 
@@ -220,6 +221,7 @@ class ShardWriter:
         self._waiting: list[Rows] = []
         self._waiting_rows = 0
         self._numbers: list[KeyNumbers] = []
+        self._sketch = sketch.empty()
         self._threads = ThreadPoolExecutor(THREADS)
         self._making: deque[Future[Block]] = deque()
         self._file = FrameFileWriter(path, KIND)
@@ -266,6 +268,7 @@ class ShardWriter:
             "rows": self.rows,
             "block_rows": self._block_rows,
             "meta": self.meta,
+            "sketch": self._sketch.tobytes(),
         }
         return self._file.close(trailer)
 
@@ -304,6 +307,7 @@ class ShardWriter:
             if block.ids is not None:
                 arrays.extend(block.ids)
             header = {"values": block.values is not None, "ids": block.ids is not None}
+            sketch.sketch_add(block.keys, self._sketch)
             self._file.append(header, arrays)
             self.rows += block.rows
 
@@ -345,6 +349,8 @@ class Shard:
         Hash that vouches for all of the file's content.
     meta : dict
         As given to ``ShardWriter``.
+    sketch : uint8[REGISTERS] or None
+        Of all keys (``ctrps.kernels.sketch``); shards of earlier versions have none.
 
     Raises
     ------
@@ -377,6 +383,9 @@ class Shard:
             raise DataError(error.what, where=str(self.path)) from None
         self.rows = rows
         self.meta = meta
+        registers = found.get("sketch")
+        good = isinstance(registers, bytes) and len(registers) == sketch.REGISTERS
+        self.sketch = np.frombuffer(registers, np.uint8) if good else None
         self.block_rows = np.full(blocks, size, np.int64)
         if blocks:
             self.block_rows[-1] = rows - size * (blocks - 1)

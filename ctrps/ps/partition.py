@@ -154,6 +154,10 @@ class PartitionSet:
         self.progress = Progress(model.partitions)
         self._undo: Undo | None = None
 
+    def expect(self, keys: int, owned: int) -> None:
+        """Of about ``keys`` keys of the training rows, those of ``owned`` partitions will come."""
+        self.tables[0].expect(keys * owned // self.model.partitions)
+
     def pull(self, keys: Arrays) -> Arrays:
         """Weights at the present version, float32[k, dim] per table."""
         return tuple(

@@ -248,6 +248,8 @@ def _hash_order(seed: int, number: int, items: np.ndarray, salt: int = 0) -> np.
 class Manifest:
     """The files of a run, as the scheduler tells every node.
 
+    ``keys`` is about how many different keys the training rows hold, 0 if that is not known.
+
     Examples
     --------
     >>> manifest = Manifest((DataFile("a.shard", "77", (4096, 10)),), ())
@@ -257,6 +259,7 @@ class Manifest:
 
     train: tuple[DataFile, ...]
     test: tuple[DataFile, ...]
+    keys: int = 0
 
     @property
     def digest(self) -> str:
@@ -265,9 +268,10 @@ class Manifest:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def pack(self) -> tuple[str, tuple[np.ndarray, ...]]:
-        """Paths and digests as JSON, and the rows of all blocks, int64, train then test."""
+        """All but rows as JSON, and the rows of all blocks, int64, train then test."""
         parts = (self.train, self.test)
-        names = json.dumps([[[f.path, f.digest, len(f.block_rows)] for f in p] for p in parts])
+        listed = [[[f.path, f.digest, len(f.block_rows)] for f in p] for p in parts]
+        names = json.dumps([self.keys, *listed])
         blocks = tuple(np.array([r for f in p for r in f.block_rows], np.int64) for p in parts)
         return names, blocks
 
@@ -276,7 +280,10 @@ class Manifest:
         """Undo ``pack``; ``RemoteProtocolError`` when the two do not belong together."""
         try:
             parts = []
-            for listed, rows in zip(json.loads(names), blocks, strict=True):
+            keys, *files = json.loads(names)
+            if type(keys) is not int or keys < 0:
+                raise ValueError("its number of keys is none")
+            for listed, rows in zip(files, blocks, strict=True):
                 counts = [count for *_, count in listed]
                 ends = np.cumsum([0, *counts])
                 if ends[-1] != len(rows) or (rows <= 0).any() or min(counts, default=0) < 0:
@@ -290,4 +297,4 @@ class Manifest:
             train, test = parts
         except (ValueError, TypeError) as error:
             raise RemoteProtocolError(f"a data manifest that cannot be read: {error}") from None
-        return cls(train, test)
+        return cls(train, test, keys)

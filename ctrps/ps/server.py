@@ -171,8 +171,10 @@ class Server(Member):
         return [Load(orders.restore, self.owned)]
 
     def _serve(self, pass_: int, step: int) -> None:
+        assert self._manifest is not None
         plan = self._plan_of(pass_)
         self.partitions.turn(pass_)
+        self.partitions.expect(self._manifest.keys, len(self.owned))
         self.asked.clear()
         self.holding = Holding.SERVING
         if self.settings.mode == "sync":

@@ -5,6 +5,8 @@ push, never by a pull: most keys of an evaluation day were not trained on, and r
 not grow the model.
 """
 
+import contextlib
+import math
 import mmap
 from typing import NamedTuple
 
@@ -19,6 +21,7 @@ _HUGE_PAGE = 1 << 21
 _FIRST_LINES = 8
 _FIRST_TAILS = 1 << 8
 _MOST_TAILS = 1 << 18
+_EXPECT_FROM = 1 << 12
 # Beyond this share of its entries a segment doubles: up to it, nearly all keys are in their own
 # line. The share falls from segment to segment, so that they do not all double at the same time.
 _LOAD = 0.6 * 0.5 ** (np.arange(store.SEGMENTS) / store.SEGMENTS)
@@ -274,14 +277,28 @@ class Table:
         )
         self._tails.take(new)
 
+    def expect(self, count: int) -> None:
+        """Make room for ``count`` keys in all at once, so that rows need not be moved later.
+
+        Where the machine has not so much memory the table grows as if nothing were expected.
+        """
+        share = count / store.SEGMENTS
+        # Keys fall on segments at random, and ``count`` may be an estimate.
+        most = int(1.05 * share + 4 * math.sqrt(share)) if count >= _EXPECT_FROM else 0
+        more = np.maximum(most - self._segments.used, 0)
+        with contextlib.suppress(OSError, OverflowError):
+            self._grow(self._segments.short(more), more)
+
     def room(self, keys: np.ndarray) -> bool:
         """Whether all of ``keys`` could be inserted without moving an entry."""
         return not len(self._short(keys)[0])
 
     def reserve(self, keys: np.ndarray) -> None:
         """Make room for ``keys``; ``moves`` tells whether entries moved for it."""
-        short, more = self._short(keys)
-        for segment in short:
+        self._grow(*self._short(keys))
+
+    def _grow(self, segments: np.ndarray, more: np.ndarray) -> None:
+        for segment in segments:
             self._segments.grow(int(segment), int(more[segment]))
             self.moves += 1
 

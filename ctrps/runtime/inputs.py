@@ -18,6 +18,7 @@ from ctrps.data.formats import TextSettings
 from ctrps.data.indices import disagreement
 from ctrps.data.shards import Block, Schema, Shard
 from ctrps.errors import ConfigError, CtrpsWarning, DataError
+from ctrps.kernels.sketch import distinct
 from ctrps.models import Minibatch
 from ctrps.ps.plan import BatchRef, DataFile, EvaluationPlan, Manifest, Plan, PlanSettings
 
@@ -71,7 +72,7 @@ def open_inputs(job: JobConfig, progress: Progress | None = None) -> Inputs:
     _check_block_rows(train, job.train.batch_rows)
     if wrong := disagreement(train, test):
         warnings.warn(wrong, CtrpsWarning, stacklevel=2)
-    manifest = Manifest(tuple(map(_entry, train)), tuple(map(_entry, test)))
+    manifest = Manifest(tuple(map(_entry, train)), tuple(map(_entry, test)), _keys(train))
     return Inputs(manifest, schema, time.monotonic() - began, sum(b.count for b in bad))
 
 
@@ -124,6 +125,12 @@ def text_settings(job: JobConfig, labels: str = "required") -> TextSettings:
         block_rows=max(data.block_rows, job.train.batch_rows),
         max_bad=data.max_bad,
     )
+
+
+def _keys(shards: list[Shard]) -> int:
+    """About how many different keys there are; 0 if a shard does not know."""
+    sketches = [shard.sketch for shard in shards if shard.sketch is not None]
+    return distinct(sketches) if len(sketches) == len(shards) else 0
 
 
 def _entry(shard: Shard) -> DataFile:

@@ -69,6 +69,7 @@ class LocalTraining:
         began = time.monotonic()
         warm_digest = warm(self.job, cluster=False)
         first, step = self._restore()
+        self.partitions.expect(self.inputs.manifest.keys, self.model.partitions)
         with _stop_flag() as asked:
             for number in range(first, self.job.train.passes):
                 if self._early_stop.over:
