@@ -92,6 +92,14 @@ def spread(key: int) -> int:
     return fmix64(key ^ 0x243F6A8885A308D3)
 
 
+def finite(numbers: list[float]) -> bool:
+    return all(math.isfinite(x) for x in numbers)
+
+
+def positive(counts: list[int]) -> bool:
+    return min(counts, default=1) > 0
+
+
 def sketch_add(keys: list[int], registers: int) -> list[int]:
     """HyperLogLog: per first bits of the placement, the place of the first one bit after them."""
     bits = registers.bit_length() - 1
@@ -147,6 +155,27 @@ def dedup_keys(keys):
     """(distinct keys by first touch, number of each key among them)."""
     unique = list(dict.fromkeys(keys.tolist()))
     return unique, [unique.index(key) for key in keys.tolist()]
+
+
+def take_numbers(numbers, local):
+    return [numbers[n] for n in local]
+
+
+def count_numbers(local, distinct):
+    return [list(local).count(n) for n in range(distinct)]
+
+
+def drop_numbers(index, counts, numbers):
+    """Numbers and counts after taking out those of keys whose new number is -1."""
+    left, at = [], 0
+    counts = [list(row) for row in counts]
+    for row in counts:
+        for slot, n in enumerate(row):
+            kept = [numbers[key] for key in index[at : at + n] if numbers[key] >= 0]
+            left += kept
+            row[slot] = len(kept)
+            at += n
+    return left, counts
 
 
 def partition_starts(keys, bits):

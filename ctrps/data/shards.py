@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from ctrps.codec import CodecError, FileDigest, FrameFile, FrameFileWriter
 from ctrps.data.rows import MAX_NAMES, Ids, Rows, Schema, joined, widened
 from ctrps.errors import DataError
 from ctrps.kernels import sketch
-from ctrps.kernels.csr import dedup_keys
+from ctrps.kernels.csr import dedup_keys, drop_numbers, take_numbers
 from ctrps.kernels.keys import grouped, index_capacity
 
 KIND = "shard"
@@ -37,6 +37,9 @@ KIND = "shard"
 THREADS = min(8, os.cpu_count() or 1)
 """Threads that make blocks while a writer's caller reads the next rows."""
 
+
+Keep = Callable[[np.ndarray], np.ndarray]
+"""Which of some keys, uint64[k], are to stay: bool[k]."""
 
 _BITS = 8
 """Logarithm of the most partitions that a job may have."""
@@ -69,21 +72,37 @@ class KeyNumbers:
             ``distinct[index] == keys``; two bytes where they do.
         """
         d = len(last)
-        both = np.concatenate([last, keys]) if d else np.ascontiguousarray(keys)
-        capacity = index_capacity(len(both))
+        # ``last`` is numbered first, so that it is there.
+        distinct, local = self.local(np.concatenate([last, keys]) if d else keys)
+        count = len(distinct)
+        order = np.empty(count - d, np.int64)
+        grouped(distinct[d:], _BITS, order, self._borders)
+        order = np.concatenate([order + d, np.arange(d)]) if d else order
+        number = np.empty(count, _narrow(count))
+        number[order] = np.arange(count, dtype=number.dtype)
+        index = np.empty(len(keys), number.dtype)
+        take_numbers(number, local[d:], index)
+        return distinct[order], index
+
+    def local(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Distinct keys in the order of their first touch, uint64[k], and numbers, int32[n].
+
+        They stay valid until the next call.
+        """
+        keys = np.ascontiguousarray(keys)
+        capacity = index_capacity(len(keys))
         if len(self._index) < capacity:
             self._index = np.zeros(capacity, np.int32)
             self._distinct = np.empty(capacity, np.uint64)
             self._local = np.empty(capacity, np.int32)
-        distinct, local = self._distinct, self._local[: len(both)]
-        # ``last`` is numbered first, so that it is there.
-        count = dedup_keys(both, self._index[:capacity], distinct, local)
-        order = np.empty(count - d, np.int64)
-        grouped(distinct[d:count], _BITS, order, self._borders)
-        order = np.concatenate([order + d, np.arange(d)]) if d else order
-        number = np.empty(count, np.uint16 if count <= 1 << 16 else np.uint32)
-        number[order] = np.arange(count, dtype=number.dtype)
-        return distinct[order], np.take(number, local[d:])
+        local = self._local[: len(keys)]
+        count = dedup_keys(keys, self._index[:capacity], self._distinct, local)
+        return self._distinct[:count], local
+
+
+def _narrow(keys: int) -> type[np.unsignedinteger]:
+    """The type of numbers of so many keys."""
+    return np.uint16 if keys <= 1 << 16 else np.uint32
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +138,27 @@ class Block:
         return len(self.labels)
 
     @classmethod
-    def from_rows(cls, rows: Rows, schema: Schema, numbers: KeyNumbers | None = None) -> Block:
+    def from_rows(
+        cls,
+        rows: Rows,
+        schema: Schema,
+        numbers: KeyNumbers | None = None,
+        keep: Keep | None = None,
+    ) -> Block:
         """Number the keys of ``rows`` and choose the narrowest types that hold them.
 
-        ``numbers`` saves time where many blocks are made.
+        ``numbers`` saves time where many blocks are made. Keys that ``keep`` does not want are
+        left out of the rows, which then have no values.
         """
         keys, index = (numbers or KeyNumbers()).number(rows.keys, schema.dense_keys())
+        if keep is not None:
+            kept = keep(keys)
+            kept[len(keys) - len(schema.dense) :] = True
+            number = np.where(kept, np.cumsum(kept, dtype=np.int32) - np.int32(1), np.int32(-1))
+            keys = keys[kept]
+            fewer, counts = np.empty(len(index), _narrow(len(keys))), rows.counts.copy()
+            index = fewer[: drop_numbers(index, counts, number, fewer)]
+            rows = replace(rows, counts=counts)
         values = rows.values
         if values is not None and (values == 1).all():
             values = None
@@ -188,6 +222,8 @@ class ShardWriter:
     meta
         JSON-like settings to keep with the rows, for people and caches; the
         attribute ``meta`` may be changed until ``close``.
+    keep
+        Leaves keys out of rows whose weights are means; None keeps all.
 
     Examples
     --------
@@ -209,6 +245,7 @@ class ShardWriter:
         schema: Schema,
         block_rows: int = 4096,
         meta: dict[str, Any] | None = None,
+        keep: Keep | None = None,
     ):
         _check_size(schema, path)
         if block_rows < 1:
@@ -218,6 +255,7 @@ class ShardWriter:
         self.rows = 0
         self._block_rows = block_rows
         self.meta = dict(meta or {})
+        self._keep = keep
         self._waiting: list[Rows] = []
         self._waiting_rows = 0
         self._numbers: list[KeyNumbers] = []
@@ -293,7 +331,7 @@ class ShardWriter:
 
     def _block(self, rows: list[Rows], schema: Schema) -> Block:
         numbers = self._numbers.pop() if self._numbers else KeyNumbers()
-        block = Block.from_rows(joined(rows), schema, numbers)
+        block = Block.from_rows(joined(rows), schema, numbers, self._keep)
         self._numbers.append(numbers)
         return block
 
@@ -375,7 +413,7 @@ class Shard:
         blocks = self._file.records
         if not (isinstance(rows, int) and isinstance(size, int) and isinstance(meta, dict)):
             rows, size, meta = -1, 0, {}
-        if rows < 0 or size < 1 or -(-rows // size) != blocks:
+        if rows < 0 or not 1 <= size < 1 << 62 or -(-rows // size) != blocks:
             raise DataError("its trailer is not that of a shard", where=str(self.path))
         try:
             self.schema = Schema.from_dict(found.get("schema"))
@@ -384,8 +422,9 @@ class Shard:
         self.rows = rows
         self.meta = meta
         registers = found.get("sketch")
-        good = isinstance(registers, bytes) and len(registers) == sketch.REGISTERS
-        self.sketch = np.frombuffer(registers, np.uint8) if good else None
+        self.sketch: np.ndarray | None = None
+        if isinstance(registers, bytes) and len(registers) == sketch.REGISTERS:
+            self.sketch = np.frombuffer(registers, np.uint8)
         self.block_rows = np.full(blocks, size, np.int64)
         if blocks:
             self.block_rows[-1] = rows - size * (blocks - 1)

@@ -150,11 +150,11 @@ class Arrival:
         if push.lane % self.partitions.model.partitions in missing:
             partition = push.lane % self.partitions.model.partitions
             self.partitions.progress.add(partition, push.loss_sum, Scores(*push.scores))
+        # Every mark was at least at the batch before, and those that were just there have moved.
         before = int(self.lowest[push.lane])
-        now = int(self.marks[self.owned, push.lane].min())
-        self.lowest[push.lane] = now
-        self.partitions.step += now - before
-        for batch in range(before + 1, now + 1):
+        self.lowest[push.lane] = push.batch
+        self.partitions.step += push.batch - before
+        for batch in range(before + 1, push.batch + 1):
             self.partitions.rows_seen += self.plan.batch(push.lane, batch).rows
 
     def _only(self, part: Contribution, missing: np.ndarray) -> Contribution:

@@ -11,6 +11,7 @@ from enum import Enum
 import numpy as np
 
 from ctrps.errors import LocalProtocolError
+from ctrps.kernels import checks
 from ctrps.models import Model
 from ctrps.ps.arrival import Arrival
 from ctrps.ps.asked import AskedKeys
@@ -231,12 +232,13 @@ class Server(Member):
 
     def _on_push(self, peer: Peer, push: Push, now: float) -> Effects:
         refusal = self._misplaced(push)
+        keys = push.keys
         if not refusal and push.asked >= 0:
-            keys = self.asked.find(peer, push.asked)
-            if keys is None:
+            found = self.asked.find(peer, push.asked)
+            if found is None:
                 return [Send(peer, Refused(push.request, "keys", push.asked, ""))]
-            push = replace(push, keys=keys)
-        push = replace(push, gradients=self.model.widen(push.gradients))
+            keys = found
+        push = replace(push, keys=keys, gradients=self.model.widen(push.gradients))
         refusal = refusal or self._wrong_push(push)
         if refusal or self.mode is None:
             return [Send(peer, refusal)] if refusal else []
@@ -279,7 +281,7 @@ class Server(Member):
             return wrong or Refused(push.request, "bad", -1, "arrays of the wrong shape")
         if not self._scored(push):
             return Refused(push.request, "bad", -1, "not the scores that this server counts")
-        if not all(np.isfinite(g).all() for g in push.gradients):
+        if not all(checks.finite(checks.bits(g)) for g in push.gradients):
             name = f"pass {push.pass_} lane {push.lane} batch {push.batch}"
             return Refused(push.request, "bad", -1, f"a gradient of {name} is not finite")
         return None
@@ -292,7 +294,7 @@ class Server(Member):
             and g.shape == (len(k), table.dim)
             and c.dtype == np.int32
             and c.shape == k.shape
-            and (c > 0).all()
+            and checks.positive(c)
             for table, k, g, c in zip(self.model.tables, keys, gradients, counts, strict=True)
         )
 

@@ -8,6 +8,7 @@ not grow the model.
 import contextlib
 import math
 import mmap
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -23,8 +24,10 @@ _FIRST_TAILS = 1 << 8
 _MOST_TAILS = 1 << 18
 _EXPECT_FROM = 1 << 12
 # Beyond this share of its entries a segment doubles: up to it, nearly all keys are in their own
-# line. The share falls from segment to segment, so that they do not all double at the same time.
-_LOAD = 0.6 * 0.5 ** (np.arange(store.SEGMENTS) / store.SEGMENTS)
+# line. Where it is not known how many keys will come, the share falls from segment to segment, so
+# that they do not all double at the same time.
+_MOST_LOAD = 0.6
+_LOAD = _MOST_LOAD * 0.5 ** (np.arange(store.SEGMENTS) / store.SEGMENTS)
 
 
 class RowSet(NamedTuple):
@@ -78,10 +81,10 @@ class _Segments:
         """Numbers of the segments that have no room for ``more`` int64[SEGMENTS] entries."""
         return np.flatnonzero(self.used + more > self._room)
 
-    def grow(self, segment: int, more: int) -> None:
-        """Move a segment to where it has room for ``more`` entries."""
+    def grow(self, segment: int, more: int, load: float) -> None:
+        """Move a segment to where ``more`` entries fill no larger share of it than ``load``."""
         lines = max(int(self._lines[segment]), _FIRST_LINES // 2)
-        share = float(store.LINE // store.ENTRY * _LOAD[segment])
+        share = store.LINE // store.ENTRY * load
         while share * lines < self.used[segment] + more:
             lines *= 2
         old = int(self.directory[segment, 0]), int(self._lines[segment])
@@ -169,6 +172,8 @@ class Table:
         self.seed = np.uint64(seed)
         self.moves = 0
         self._head, self._tail = spec.rules()
+        # Most steps are of as many rows, and as stale, as one before.
+        self._rules = lru_cache(256)(spec.rules)
         self._segments = _Segments()
         self._scratch = np.empty(store.SCRATCH, np.int64)
         self._tails = _Tails(spec.width - spec.head_width)
@@ -212,7 +217,7 @@ class Table:
             Their weights before the step.
         """
         before = np.empty((len(keys), self.spec.dim), np.float32)
-        self._step(keys, gradient, counts, self.spec.rules(step_rows), before)
+        self._step(keys, gradient, counts, self._rules(step_rows, 0), before)
         return before
 
     def step_stale(
@@ -225,7 +230,7 @@ class Table:
     ) -> None:
         """As ``step``, for a gradient of weights that others have changed meanwhile."""
         nothing = np.empty((0, self.spec.dim), np.float32)
-        self._step(keys, gradient, counts, self.spec.rules(step_rows, staleness), nothing)
+        self._step(keys, gradient, counts, self._rules(step_rows, staleness), nothing)
 
     def _step(
         self,
@@ -287,7 +292,7 @@ class Table:
         most = int(1.05 * share + 4 * math.sqrt(share)) if count >= _EXPECT_FROM else 0
         more = np.maximum(most - self._segments.used, 0)
         with contextlib.suppress(OSError, OverflowError):
-            self._grow(self._segments.short(more), more)
+            self._grow(self._segments.short(more), more, np.full(store.SEGMENTS, _MOST_LOAD))
 
     def room(self, keys: np.ndarray) -> bool:
         """Whether all of ``keys`` could be inserted without moving an entry."""
@@ -295,11 +300,11 @@ class Table:
 
     def reserve(self, keys: np.ndarray) -> None:
         """Make room for ``keys``; ``moves`` tells whether entries moved for it."""
-        self._grow(*self._short(keys))
+        self._grow(*self._short(keys), _LOAD)
 
-    def _grow(self, segments: np.ndarray, more: np.ndarray) -> None:
+    def _grow(self, segments: np.ndarray, more: np.ndarray, load: np.ndarray) -> None:
         for segment in segments:
-            self._segments.grow(int(segment), int(more[segment]))
+            self._segments.grow(int(segment), int(more[segment]), float(load[segment]))
             self.moves += 1
 
     def _short(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

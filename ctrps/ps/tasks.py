@@ -17,6 +17,9 @@ class Stage(Enum):
     SENDING = 4
 
 
+IN_FLIGHT = (Stage.ASKING, Stage.COMPUTING, Stage.SENDING)
+
+
 @dataclass(slots=True)
 class Task:
     """One batch in hand.
@@ -41,7 +44,7 @@ class Task:
     @property
     def in_flight(self) -> bool:
         """Its weights are asked for and its gradient is not acknowledged everywhere."""
-        return self.stage in (Stage.ASKING, Stage.COMPUTING, Stage.SENDING)
+        return self.stage in IN_FLIGHT
 
 
 @dataclass(slots=True)

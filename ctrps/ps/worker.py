@@ -5,10 +5,12 @@ from what servers answer, and a batch that two workers compute is computed to th
 new view, a lost lane and a steal are one thing here: forget the lane, or begin it.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 
+from ctrps.kernels import checks
 from ctrps.models import Gradient, Minibatch, Model
 from ctrps.ps.effects import Compute, Connect, Effects, Peer, Prepare, Send
 from ctrps.ps.member import Identity, Life, Limits, Member
@@ -135,10 +137,12 @@ class Worker(Member):
             task = self.lanes[request.lane].tasks[request.task]
             assert number in task.open and request.message.request == number
             assert task.stage in (Stage.ASKING, Stage.SENDING)
+        mode = "sync" if self._evaluates else self.settings.mode
+        if mode == "async":
+            assert self._free(self.lanes.values(), pushing=True) >= 0
         for lane in self.lanes.values():
-            if self.settings.mode != "sync" and not self._evaluates:
-                assert self._under_way(lane, *PULLED) <= self.window
-                assert self._under_way(lane, *PULLED, Stage.SENDING) <= 2 * self.window
+            if mode != "sync":
+                assert self._free((lane,), pushing=True) >= 0
                 continue
             stages = [task.stage for task in lane.tasks.values()]
             assert stages.count(Stage.COMPUTING) <= 1 and stages.count(Stage.ASKING) <= 1
@@ -237,36 +241,43 @@ class Worker(Member):
         return self._plan.number, self._plan.batch(lane.number, number)
 
     def _move(self, now: float, pushing: bool = False) -> Effects:
-        """Ask for what is prepared and may be asked."""
+        """Ask for what is prepared and may be asked: in sync the front, else a window in turn."""
+        mode = "sync" if self._evaluates else self.settings.mode
         effects: Effects = []
+        free = self._free(self.lanes.values(), pushing) if mode == "async" else 0
         for lane in self.lanes.values():
+            if mode == "sync":
+                front = lane.front()
+                if front and front.stage is Stage.PREPARED:
+                    effects += self._ask(lane, front, now)
+                continue
+            if mode == "ssp":
+                # Others may wait for this lane: each has a window of its own.
+                free = self._free((lane,), pushing)
             for task in lane.tasks.values():
-                if task.stage is Stage.PREPARED and self._may_ask(lane, task, pushing):
+                if free <= 0:
+                    break
+                # A server takes a batch only after the one before.
+                before = lane.tasks.get(task.number - 1)
+                if task.stage is Stage.PREPARED and (before is None or before.in_flight):
                     effects += self._ask(lane, task, now)
+                    free -= 1
         return effects
 
-    def _may_ask(self, lane: Lane, task: Task, pushing: bool) -> bool:
-        """sync: the front. Else: in turn and within the window.
+    def _free(self, lanes: Iterable[Lane], pushing: bool) -> int:
+        """How many batches more may be asked for.
 
         A pull that travels with a push reads what that push has made, so the batch pushed does not
         count; a pull alone might overtake pushes that are on their way, and waits for their end.
         """
-        if self.settings.mode == "sync" or self._evaluates:
-            return lane.front() is task
-        before = lane.tasks.get(task.number - 1)
-        if before and not before.in_flight:
-            return False  # a server takes a batch only after the one before
+        pulled = sent = 0
+        for lane in lanes:
+            for task in lane.tasks.values():
+                pulled += task.stage in PULLED
+                sent += task.stage is Stage.SENDING
         if not pushing:
-            return self._under_way(lane, *PULLED, Stage.SENDING) < self.window
-        return (
-            self._under_way(lane, *PULLED) < self.window
-            and self._under_way(lane, *PULLED, Stage.SENDING) < 2 * self.window
-        )
-
-    def _under_way(self, lane: Lane, *stages: Stage) -> int:
-        """Batches at a stage: of the worker, or in ssp of the lane, as others may wait for it."""
-        lanes = [lane] if self.settings.mode == "ssp" else self.lanes.values()
-        return sum(task.stage in stages for held in lanes for task in held.tasks.values())
+            return self.window - pulled - sent
+        return min(self.window - pulled, 2 * self.window - pulled - sent)
 
     def _ask(self, lane: Lane, task: Task, now: float) -> Effects:
         assert self.view is not None and task.batch is not None
@@ -352,7 +363,7 @@ class Worker(Member):
     def _push(self, lane: Lane, task: Task, result: Gradient, now: float) -> Effects:
         assert self.view is not None and task.batch is not None
         name = f"pass {self._doing[1]} lane {lane.number} batch {task.number}"
-        if not all(np.isfinite(g).all() for g in result.tables):
+        if not all(checks.finite(checks.bits(g)) for g in result.tables):
             return self.fail(f"the gradient of {name} is not finite", 3, now)
         task.stage, task.weights = Stage.SENDING, ()
         self.rows_pushed += task.batch.rows

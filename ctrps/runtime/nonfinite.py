@@ -15,6 +15,7 @@ from ctrps import models
 from ctrps.codec import CodecError, FrameFile, FrameFileWriter
 from ctrps.config import JobConfig
 from ctrps.errors import DataError
+from ctrps.kernels import checks
 from ctrps.models import Gradient, Minibatch, Model
 from ctrps.ps.plan import BatchRef
 from ctrps.runtime.inputs import BatchReader
@@ -47,7 +48,7 @@ class Findings:
 
 def finite(result: Gradient) -> bool:
     """Whether a gradient can be pushed."""
-    return all(bool(np.isfinite(g).all()) for g in result.tables)
+    return all(checks.finite(checks.bits(g)) for g in result.tables)
 
 
 def find(batch: Minibatch, weights: tuple[np.ndarray, ...], result: Gradient) -> Findings:
