@@ -69,6 +69,68 @@ def dedup_keys(keys, scratch, unique_out, local_out):
 
 
 @njit(cache=True, nogil=True)
+def take_numbers(numbers, local, out):
+    """Number keys anew: ``out[i] = numbers[local[i]]``.
+
+    Parameters
+    ----------
+    numbers : uint16 or uint32[n], read
+    local : int32[nnz], read
+    out : as ``numbers``, [nnz], written
+    """
+    for i in range(local.shape[0]):
+        out[i] = numbers[np.uint32(local[i])]
+
+
+@njit(cache=True, nogil=True)
+def count_numbers(local, counts_out):
+    """Count how often each number occurs.
+
+    Parameters
+    ----------
+    local : int32[nnz], read
+        Numbers below n.
+    counts_out : int64[n], all zero on entry, written
+    """
+    for i in range(local.shape[0]):
+        counts_out[np.uint32(local[i])] += 1
+
+
+@njit(cache=True, nogil=True)
+def drop_numbers(index, counts, numbers, out):
+    """Take keys out of rows, and number the others anew; a slot that loses all of them is empty.
+
+    Parameters
+    ----------
+    index : uint16 or uint32[nnz], read
+        Numbers of keys in row order, inside a row in slot order.
+    counts : int32[rows, slots], read and written
+        Keys of each row and slot; their sum is nnz.
+    numbers : int32[n], read
+        The new number of each key; -1 takes it out.
+    out : uint16 or uint32[nnz], first ones written
+        New numbers.
+
+    Returns
+    -------
+    int
+        Keys left.
+    """
+    at = left = 0
+    for row in range(counts.shape[0]):
+        for slot in range(counts.shape[1]):
+            before = left
+            for i in range(at, at + counts[row, slot]):
+                number = numbers[index[i]]
+                # Written over by the next one, if it is not to stay.
+                out[left] = number
+                left += number >= 0
+            at += counts[row, slot]
+            counts[row, slot] = left - before
+    return left
+
+
+@njit(cache=True, nogil=True)
 def partition_starts(keys, bits, starts_out):
     """Borders of the partitions in keys that may be grouped by them.
 
