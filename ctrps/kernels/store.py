@@ -28,6 +28,7 @@ from ctrps.kernels.vectors import (
     FOUR,
     ONE,
     address,
+    copy,
     fill,
     load,
     prefetch,
@@ -42,6 +43,9 @@ SEGMENT_BITS = 6
 SEGMENTS = 1 << SEGMENT_BITS
 LINE = 64
 ENTRY = 32
+KEY, TAIL = 0, 1
+"""Places of the key and of the tail's address in an entry, in words of 8 bytes."""
+
 HEAD = 4
 """Place of the head in an entry, in float32 numbers."""
 
@@ -51,7 +55,6 @@ AHEAD = 40
 SCRATCH = 3 * GROUP + ENTRY // 8
 """int64 numbers of the scratch of a push."""
 
-_KEY, _TAIL = 0, 1
 _FAR = -1
 _F0, _F1 = np.float32(0), np.float32(1)
 _TOP = np.uint64(64 - SEGMENT_BITS)
@@ -74,7 +77,7 @@ def _search(segments, key):
     line = np.int64(h) & last
     while True:
         for entry in (base + LINE * line, base + LINE * line + ENTRY):
-            if seen(entry, _TAIL) == 0 or whole(entry, _KEY) == np.int64(key):
+            if seen(entry, TAIL) == 0 or whole(entry, KEY) == np.int64(key):
                 return entry
         line = (line + 1) & last
 
@@ -87,12 +90,12 @@ def _found(segments, key, home):
     holds the key 0, and one that another thread is making has no tail yet.
     """
     wanted, second = np.int64(key), home + ENTRY
-    past = _FAR if whole(second, _TAIL) != 0 else 0
-    here, there = whole(home, _KEY) == wanted, whole(second, _KEY) == wanted
+    past = _FAR if whole(second, TAIL) != 0 else 0
+    here, there = whole(home, KEY) == wanted, whole(second, KEY) == wanted
     entry = home if here else second if there else past
     if entry == _FAR or wanted == 0:
         entry = _search(segments, key)
-    return entry if entry != 0 and seen(entry, _TAIL) != 0 else 0
+    return entry if entry != 0 and seen(entry, TAIL) != 0 else 0
 
 
 @njit(cache=True, nogil=True)
@@ -135,22 +138,7 @@ def tails(entries, tails_out):
     tails_out : int64[k], written
     """
     for i in range(entries.shape[0]):
-        tails_out[i] = whole(entries[i], _TAIL)
-
-
-@njit(cache=True, nogil=True)
-def _copy(row, at, out, to, width):
-    """Copy float32 numbers between two addresses."""
-    j = 0
-    while j + 8 <= width:
-        store(load(EIGHT, row, at + j), out, to + j)
-        j += 8
-    if j + 4 <= width:
-        store(load(FOUR, row, at + j), out, to + j)
-        j += 4
-    while j < width:
-        store(load(ONE, row, at + j), out, to + j)
-        j += 1
+        tails_out[i] = whole(entries[i], TAIL)
 
 
 @njit(cache=True, nogil=True)
@@ -190,7 +178,7 @@ def pull(directory, keys, head, tail, make, seed, entries, out):
             entry = _found(segments, keys[i], entries[i])
             entries[i] = entry
             if tail.width and entry != 0:
-                _ask(whole(entry, _TAIL), 4 * tail.width)
+                _ask(whole(entry, TAIL), 4 * tail.width)
         i -= lag
         if i < 0:
             continue
@@ -199,7 +187,7 @@ def pull(directory, keys, head, tail, make, seed, entries, out):
             if head.width:
                 store(load(ONE, entry, head.at), row, 0)
             if tail.width:
-                _copy(whole(entry, _TAIL), tail.at, row, head.width, tail.width)
+                copy(whole(entry, TAIL), tail.at, row, head.width, tail.width)
         elif make:
             _start(head, keys[i], seed, row, 0, 0)
             _start(tail, keys[i], seed, row, head.width, head.width)
@@ -276,9 +264,9 @@ def _move_group(this, n, head, tail, counts):
             if head.width:
                 store(load(ONE, entry, head.at), before, 0)
             if tail.width:
-                _copy(whole(entry, _TAIL), tail.at, before, head.width, tail.width)
+                copy(whole(entry, TAIL), tail.at, before, head.width, tail.width)
         if tail.width:
-            _columns(tail, whole(entry, _TAIL), gradient, head.width, counts[i])
+            _columns(tail, whole(entry, TAIL), gradient, head.width, counts[i])
         if head.width:
             store(_scaled(head, ONE, gradient, 0, counts[i]), this.g, j)
     if head.width:
@@ -288,13 +276,58 @@ def _move_group(this, n, head, tail, counts):
         step_each(head, this.entries, EIGHT, load(EIGHT, this.g, 0))
 
 
+class Free(NamedTuple):
+    """Memory for the tails of new rows, all zero: ``left`` of them, ``stride`` bytes apart.
+
+    In a table without tails ``next`` is 1 and ``stride`` 0.
+    """
+
+    next: int
+    left: int
+    stride: int
+
+
 @njit(cache=True, nogil=True)
-def push(directory, keys, gradients, counts, head, tail, entries, absent_out, before_out, scratch):
-    """One optimiser step of the row of every key that has one.
+def _make(segments, used, key, tail_at, head, tail, seed):
+    """The entry of a key that has none, made at its starting weights; its segment has room."""
+    entry = _search(segments, key)
+    _start(head, key, seed, entry, head.at, 0)
+    if tail.width:
+        _start(tail, key, seed, tail_at, tail.at, head.width)
+    put_whole(entry, KEY, np.int64(key))
+    publish(entry, TAIL, tail_at)
+    used[np.int64(spread(key) >> _TOP)] += 1
+    return entry
+
+
+@njit(cache=True, nogil=True)
+def push(
+    directory,
+    used,
+    room,
+    free,
+    keys,
+    gradients,
+    counts,
+    head,
+    tail,
+    seed,
+    entries,
+    absent_out,
+    before_out,
+    scratch,
+):
+    """One optimiser step of the row of every key that has one, or for which there is room.
 
     Parameters
     ----------
     directory : int64[SEGMENTS, 2], read
+    used : int64[SEGMENTS], read and written
+        Entries in use of each segment.
+    room : int64[SEGMENTS], read
+        Entries up to which a segment may be filled.
+    free : Free
+        The first ones are taken by new rows.
     keys : uint64[k], read
         Distinct.
     gradients : float32[k, dim], read
@@ -303,33 +336,42 @@ def push(directory, keys, gradients, counts, head, tail, entries, absent_out, be
         Rows of the step that hold the key.
     head, tail : Rule
         Of the parts in the head and in the tail.
+    seed : uint64
+        Of starting weights.
     entries : int64[k], written
         As ``find``.
     absent_out : int64[k], first n written
-        Positions of the keys without a row: nothing was done for them.
+        Positions of the keys without a row or room for one: nothing was done for them.
     before_out : float32[k, dim] or float32[0, dim], written
         Weights before the step, if wanted.
     scratch : int64[SCRATCH], written
 
     Returns
     -------
-    int
-        n.
+    (int, int)
+        n, and how many rows are new.
     """
     segments, count = address(directory), keys.shape[0]
     this = _step_of(gradients, before_out, scratch)
     states = 4 * tail.width * (1 + (tail.z != tail.at) + (tail.n != tail.at))
     lag = AHEAD if tail.width else 0
-    ready, absent = 0, 0
+    ready, absent, new = 0, 0, 0
     for asked in range(count + AHEAD + lag):
         if asked < count:
             entries[asked] = _home(segments, keys[asked])
             prefetch(entries[asked])
         i = asked - AHEAD
         if 0 <= i < count:
-            entries[i] = _found(segments, keys[i], entries[i])
-            if tail.width and entries[i] != 0:
-                _ask(whole(entries[i], _TAIL), states)
+            entry = _found(segments, keys[i], entries[i])
+            if entry == 0 and new < free.left:
+                segment = np.int64(spread(keys[i]) >> _TOP)
+                if used[segment] < room[segment]:
+                    tail_at = free.next + free.stride * new
+                    entry = _make(segments, used, keys[i], tail_at, head, tail, seed)
+                    new += 1
+            elif tail.width and entry != 0:
+                _ask(whole(entry, TAIL), states)
+            entries[i] = entry
         i -= lag
         if i < 0:
             continue
@@ -343,7 +385,7 @@ def push(directory, keys, gradients, counts, head, tail, entries, absent_out, be
         if ready == GROUP or i == count - 1:
             _move_group(this, ready, head, tail, counts)
             ready = 0
-    return absent
+    return absent, new
 
 
 @njit(cache=True, nogil=True)
@@ -403,17 +445,11 @@ def insert(directory, used, keys, positions, tails, head, tail, seed, entries):
     """
     segments, new = address(directory), 0
     for i in positions:
-        key = keys[i]
-        entry = _search(segments, key)
-        entries[i] = entry
-        if seen(entry, _TAIL) == 0:
-            _start(head, key, seed, entry, head.at, 0)
-            if tail.width:
-                _start(tail, key, seed, tails[new], tail.at, head.width)
-            put_whole(entry, _KEY, np.int64(key))
-            publish(entry, _TAIL, tails[new])
-            used[np.int64(spread(key) >> _TOP)] += 1
+        entry = _search(segments, keys[i])
+        if seen(entry, TAIL) == 0:
+            entry = _make(segments, used, keys[i], tails[new], head, tail, seed)
             new += 1
+        entries[i] = entry
     return new
 
 
@@ -432,60 +468,7 @@ def move(base, lines, directory):
     """
     segments = address(directory)
     for old in range(base, base + lines * LINE, ENTRY):
-        if whole(old, _TAIL) != 0:
-            entry = _search(segments, np.uint64(whole(old, _KEY)))
+        if whole(old, TAIL) != 0:
+            entry = _search(segments, np.uint64(whole(old, KEY)))
             for word in range(ENTRY // 8):
                 put_whole(entry, word, whole(old, word))
-
-
-@njit(cache=True, nogil=True)
-def held(base, lines, keys_out, entries_out):
-    """Keys and entries of a segment, in the order of its lines.
-
-    Parameters
-    ----------
-    base, lines : int
-        The segment.
-    keys_out : uint64[n], written
-        n entries are in use.
-    entries_out : int64[n], written
-    """
-    n = 0
-    for entry in range(base, base + lines * LINE, ENTRY):
-        if whole(entry, _TAIL) != 0:
-            keys_out[n] = np.uint64(whole(entry, _KEY))
-            entries_out[n] = entry
-            n += 1
-
-
-@njit(cache=True, nogil=True)
-def copy_rows(entries, head, tail, rows, save):
-    """Whole rows as they are saved: all weights, the state of the head, the state of the tail.
-
-    Parameters
-    ----------
-    entries : int64[n], read
-    head, tail : Rule
-    rows : float32[n, width], read or written
-    save : bool
-        From the entries to ``rows``; otherwise the other way.
-    """
-    h, m, width = np.int64(head.width), np.int64(tail.width), np.int64(rows.shape[1])
-    state = np.int64((head.z != head.at) + (head.n != head.at)) * h
-    column = h + m
-    for i in range(entries.shape[0]):
-        entry, row = entries[i], address(rows) + 4 * width * i
-        behind = whole(entry, _TAIL)
-        _between(entry, HEAD, row, 0, h, save)
-        _between(entry, HEAD + h, row, column, state, save)
-        if m:
-            _between(behind, 0, row, h, m, save)
-            _between(behind, m, row, column + state, width - column - state, save)
-
-
-@njit(cache=True, nogil=True)
-def _between(a, at, b, to, width, forth):
-    if forth:
-        _copy(a, at, b, to, width)
-    else:
-        _copy(b, to, a, at, width)

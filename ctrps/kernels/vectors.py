@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import extending, types
+from numba import extending, njit, types
 from numba.core import cgutils
 from numba.core.datamodel.models import PrimitiveModel
 from numba.extending import overload, register_model
@@ -299,3 +299,18 @@ def _times(a, b):
 @overload(operator.truediv)
 def _over(a, b):
     return (lambda a, b: _divide(a, b)) if _widest(a, b) else None
+
+
+@njit(cache=True, nogil=True)
+def copy(row, at, out, to, width):
+    """Copy float32 numbers between two addresses."""
+    j = 0
+    while j + 8 <= width:
+        store(load(EIGHT, row, at + j), out, to + j)
+        j += 8
+    if j + 4 <= width:
+        store(load(FOUR, row, at + j), out, to + j)
+        j += 4
+    while j < width:
+        store(load(ONE, row, at + j), out, to + j)
+        j += 1

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ctrps.kernels import keys as key_kernels
-from ctrps.kernels import store
+from ctrps.kernels import store, stored
 from ctrps.kernels.optimizers import Rule
 from ctrps.models import TableSpec
 
@@ -59,15 +59,15 @@ class _Segments:
     Attributes
     ----------
     directory : int64[SEGMENTS, 2]
-    used : int64[SEGMENTS]
-        Entries in use.
+    used, room : int64[SEGMENTS]
+        Entries in use, and up to how many may be.
     """
 
     def __init__(self) -> None:
         nothing = _zeros(store.LINE)
         # One line, which stays empty, is every segment's at first.
         self._lines = np.ones(store.SEGMENTS, np.int64)
-        self._room = np.zeros(store.SEGMENTS, np.int64)
+        self.room = np.zeros(store.SEGMENTS, np.int64)
         self._memory = {1: nothing}
         self.directory = np.zeros((store.SEGMENTS, 2), np.int64)
         self.directory[:, 0] = _address(nothing)
@@ -79,7 +79,7 @@ class _Segments:
 
     def short(self, more: np.ndarray) -> np.ndarray:
         """Numbers of the segments that have no room for ``more`` int64[SEGMENTS] entries."""
-        return np.flatnonzero(self.used + more > self._room)
+        return np.flatnonzero(self.used + more > self.room)
 
     def grow(self, segment: int, more: int, load: float) -> None:
         """Move a segment to where ``more`` entries fill no larger share of it than ``load``."""
@@ -94,7 +94,7 @@ class _Segments:
             self._memory[lines] = _zeros(store.SEGMENTS * lines * store.LINE)
         base = _address(self._memory[lines])
         self.directory[segment] = base + segment * lines * store.LINE, lines - 1
-        self._lines[segment], self._room[segment] = lines, int(share * lines)
+        self._lines[segment], self.room[segment] = lines, int(share * lines)
         store.move(*old, self.directory)
         self._give_back(segment, old[1])
 
@@ -111,7 +111,7 @@ class _Segments:
         """Keys uint64[n] and addresses int64[n] of the entries of a segment."""
         keys = np.empty(self.used[segment], np.uint64)
         entries = np.empty(len(keys), np.int64)
-        store.held(int(self.directory[segment, 0]), int(self._lines[segment]), keys, entries)
+        stored.held(int(self.directory[segment, 0]), int(self._lines[segment]), keys, entries)
         return keys, entries
 
 
@@ -128,13 +128,11 @@ class _Tails:
         lines = -(-4 * size // store.LINE)
         self._stride = 32 if 0 < 4 * size <= 32 else lines * store.LINE
         self._pieces: list[mmap.mmap] = []
-        self._next, self._left = 0, 0
+        self._next, self._left = (0, 0) if self._stride else (1, 1 << 62)
         self.size_bytes = 0
 
     def some(self, count: int) -> np.ndarray:
         """Addresses int64[count] of tails that nobody has; ``take`` says how many get used."""
-        if not self._stride:
-            return np.ones(count, np.int64)
         if count > self._left:
             rows = min(max(_FIRST_TAILS, self.size_bytes // self._stride), _MOST_TAILS)
             self._left = max(rows, count)
@@ -143,6 +141,10 @@ class _Tails:
             self._pieces.append(piece)
             self.size_bytes += len(piece)
         return self._next + self._stride * np.arange(count, dtype=np.int64)
+
+    def free(self) -> store.Free:
+        """What ``some`` could give without more memory; ``take`` says how many get used."""
+        return store.Free(self._next, self._left, self._stride)
 
     def take(self, count: int) -> None:
         self._next += self._stride * count
@@ -241,12 +243,25 @@ class Table:
         before: np.ndarray,
     ) -> None:
         entries, absent = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64)
-        directory, (head, tail) = self._segments.directory, rules
+        segments, (head, tail) = self._segments, rules
         gradient = np.ascontiguousarray(gradient)
-        scratch = self._scratch
-        n = store.push(
-            directory, keys, gradient, counts, head, tail, entries, absent, before, scratch
+        n, new = store.push(
+            segments.directory,
+            segments.used,
+            segments.room,
+            self._tails.free(),
+            keys,
+            gradient,
+            counts,
+            head,
+            tail,
+            self.seed,
+            entries,
+            absent,
+            before,
+            self._scratch,
         )
+        self._tails.take(new)
         if n:
             self._insert(keys, absent[:n], entries)
             store.step_rows(
@@ -328,10 +343,10 @@ class Table:
             keys, entries = keys[place == number], entries[place == number]
         order = np.argsort(keys)
         rows = np.empty((len(keys), self.spec.width), np.float32)
-        store.copy_rows(entries[order], self._head, self._tail, rows, True)
+        stored.copy_rows(entries[order], self._head, self._tail, rows, True)
         return RowSet(keys[order], rows)
 
     def load(self, saved: RowSet) -> None:
         """Add rows of a snapshot whose keys are not held yet."""
         rows = saved.rows.copy()
-        store.copy_rows(self.insert(saved.keys), self._head, self._tail, rows, False)
+        stored.copy_rows(self.insert(saved.keys), self._head, self._tail, rows, False)
