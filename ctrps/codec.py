@@ -136,8 +136,10 @@ def decode(frames: Sequence[Buffer], limits: Limits = WIRE) -> tuple[Any, list[n
     rest = iter(frames[1:])
     arrays = []
     for shape in head[2]:
+        if type(shape) is not list or not shape:
+            raise CodecError(f"{str(shape)[:80]} does not describe an array")
         # An array that lies in the head is the last item of its own entry.
-        inside = type(shape) is list and len(shape) > 0 and type(shape[-1]) is bytes
+        inside = type(shape[-1]) is bytes
         # In memory of its own that can be written, as frames are: kernels take them as one type.
         frame = bytearray(shape.pop()) if inside else next(rest, None)
         if frame is None:
@@ -189,14 +191,11 @@ def _shallow(value: object, depth: int) -> bool:
     return True
 
 
-def _array(shape: object, frame: Buffer, limits: Limits) -> np.ndarray:
-    if not isinstance(shape, list) or not 2 <= len(shape) <= 4:
+def _array(shape: list[Any], frame: Buffer, limits: Limits) -> np.ndarray:
+    dtype = DTYPES.get(shape[0]) if shape and type(shape[0]) is str else None
+    if dtype is None or not 2 <= len(shape) <= 4:
         raise CodecError(f"{str(shape)[:80]} does not describe an array")
-    name, *sizes = shape
-    dtype = DTYPES.get(name) if type(name) is str else None
-    if dtype is None:
-        raise CodecError(f"{str(shape)[:80]} does not describe an array")
-    size = dtype.itemsize
+    sizes, size = shape[1:], dtype.itemsize
     for n in sizes:
         if type(n) is not int or n < 0:
             raise CodecError(f"{sizes} is not the shape of an array")
@@ -204,7 +203,8 @@ def _array(shape: object, frame: Buffer, limits: Limits) -> np.ndarray:
     if len(frame) > limits.frame_bytes or size != len(frame):
         raise CodecError(f"an array of {shape} in a frame of {len(frame)} bytes")
     try:
-        return np.frombuffer(frame, dtype).reshape(sizes)
+        array = np.frombuffer(frame, dtype)
+        return array if len(sizes) == 1 else array.reshape(sizes)
     except ValueError:  # no bytes, and other sizes beyond what numpy can hold
         raise CodecError(f"{sizes} is not the shape of an array") from None
 

@@ -59,6 +59,7 @@ class Arrival:
     ):
         self.partitions = partitions
         self.owned = np.array(owned, np.int64)
+        self._owned = frozenset(owned)
         self.bound = bound
         self.clock = 0
         self._staleness_before = 0
@@ -74,6 +75,8 @@ class Arrival:
         if len(self.owned):
             self.lowest[:] = -1
         self._waiting: dict[tuple[Peer, int, int], Waiting] = {}
+        # Lanes of which some partitions here have more batches than others, after a restore.
+        self._uneven: set[int] = set()
         self._count()
 
     def restore(self, marks: dict[int, np.ndarray]) -> None:
@@ -81,7 +84,9 @@ class Arrival:
         for partition, saved in marks.items():
             self.marks[partition] = saved
         if len(self.owned):
-            self.lowest = self.marks[self.owned].min(axis=0)
+            here = self.marks[self.owned]
+            self.lowest = here.min(axis=0)
+            self._uneven = set(np.flatnonzero(here.max(axis=0) > self.lowest).tolist())
         self._count()
 
     def _count(self) -> None:
@@ -126,12 +131,13 @@ class Arrival:
 
         The answer to the push comes first.
         """
-        marks = self.marks[self.owned, push.lane]
-        if len(marks) and marks.min() < push.batch - 1:
-            expected = int(marks.min()) + 1
-            return [Send(peer, Refused(push.request, "gap", expected, ""))]
-        missing = self.owned[marks < push.batch]
-        if len(missing):
+        lowest = int(self.lowest[push.lane])
+        if lowest < push.batch - 1:
+            return [Send(peer, Refused(push.request, "gap", lowest + 1, ""))]
+        if lowest < push.batch:
+            missing = self.owned
+            if push.lane in self._uneven:
+                missing = missing[self.marks[missing, push.lane] < push.batch]
             self._apply(push, missing)
         done = Send(peer, Pushed(push.request, int(self.lowest[push.lane])))
         return [done, *self._release()]
@@ -147,9 +153,11 @@ class Arrival:
         self.clock += 1
         self.staleness[min(staleness, STALENESS_BINS - 1)] += 1
         self.marks[missing, push.lane] = push.batch
-        if push.lane % self.partitions.model.partitions in missing:
-            partition = push.lane % self.partitions.model.partitions
+        partition = push.lane % self.partitions.model.partitions
+        if partition in self._owned and (missing is self.owned or partition in missing):
             self.partitions.progress.add(partition, push.loss_sum, Scores(*push.scores))
+        if push.lane in self._uneven and (self.marks[self.owned, push.lane] == push.batch).all():
+            self._uneven.discard(push.lane)
         # Every mark was at least at the batch before, and those that were just there have moved.
         before = int(self.lowest[push.lane])
         self.lowest[push.lane] = push.batch
@@ -188,7 +196,10 @@ class Arrival:
     def check(self) -> None:
         """Assert every invariant."""
         if len(self.owned):
-            assert (self.lowest == self.marks[self.owned].min(axis=0)).all()
+            here = self.marks[self.owned]
+            assert (self.lowest == here.min(axis=0)).all()
+            uneven = np.flatnonzero(here.max(axis=0) > self.lowest)
+            assert self._uneven == set(uneven.tolist())
         assert (self.lowest < self.plan.lengths).all()
         assert self.partitions.step == int((self.lowest + 1).sum())
         for held in self._waiting.values():

@@ -270,9 +270,9 @@ class Server(Member):
 
     @staticmethod
     def _wrong_keys(message: Pull | Push, model: Model) -> Refused | None:
-        right = len(message.keys) == len(model.tables) and all(
-            k.dtype == np.uint64 and k.ndim == 1 for k in message.keys
-        )
+        right = len(message.keys) == len(model.tables)
+        for keys in message.keys:
+            right = right and keys.dtype == np.uint64 and keys.ndim == 1
         return None if right else Refused(message.request, "bad", -1, "keys of the wrong kind")
 
     def _wrong_push(self, push: Push) -> Refused | None:
@@ -289,14 +289,13 @@ class Server(Member):
     def _parallel(self, keys: Arrays, gradients: Arrays, counts: Arrays) -> bool:
         if not len(keys) == len(gradients) == len(counts):
             return False
-        return all(
-            g.dtype == np.float32
-            and g.shape == (len(k), table.dim)
-            and c.dtype == np.int32
-            and c.shape == k.shape
-            and checks.positive(c)
-            for table, k, g, c in zip(self.model.tables, keys, gradients, counts, strict=True)
-        )
+        for table, k, g, c in zip(self.model.tables, keys, gradients, counts, strict=True):
+            parallel = g.shape == (len(k), table.dim) and c.shape == k.shape
+            if not parallel or g.dtype != np.float32 or c.dtype != np.int32:
+                return False
+            if not checks.positive(c):
+                return False
+        return True
 
     def _scored(self, push: Push) -> bool:
         """Whether the scores are there exactly if this server is the one to count them."""
