@@ -1,6 +1,6 @@
 """What all commands have in common: options, the job, messages, and errors as exit statuses.
 
-The commands themselves are in ``ctrps.cli`` and ``ctrps.cli_data``.
+The commands themselves are in ``ctrps.cli``, ``ctrps.cli_data`` and ``ctrps.cli_check``.
 """
 
 import errno
@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -103,6 +104,11 @@ def say(text: str) -> None:
         print(shown, file=sys.stderr, flush=True)
     except BrokenPipeError:  # nobody reads on; the status still tells how it ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+def say_rows(stage: str, rows: int) -> None:
+    """A line of progress on standard error."""
+    say(f"{time.strftime('%H:%M:%S')} {stage}: {rows:,} rows")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Readers of tables: csv and tsv, with a header or with stated columns, and Criteo's logs.
+"""Readers of tables: csv and tsv, with a header or with stated columns, Criteo's logs, Parquet.
 
 A category is its bytes as they stand, a number is decimal or bad, and no type is guessed. Only
 the whole numbers of Criteo's logs, which have no header to say what they are, become categories
@@ -22,7 +22,7 @@ from ctrps.errors import DataError
 from ctrps.kernels import fields
 from ctrps.kernels.keys import hash_text, namespace
 
-SEPARATORS = {"csv": ",", "tsv": "\t", "criteo": "\t"}
+SEPARATORS = {"csv": ",", "tsv": "\t", "criteo": "\t", "parquet": ","}
 
 CRITEO_NUMBERS = tuple(f"I{number}" for number in range(1, 14))
 CRITEO_COLUMNS = (*CRITEO_NUMBERS, *(f"C{number}" for number in range(1, 27)))
@@ -141,7 +141,7 @@ class TableReader:
         settings = self._settings
         if settings.format == "criteo":
             return self._criteo_names()
-        if settings.columns:
+        if settings.columns and settings.format != "parquet":
             check_distinct(settings.columns, "data.columns")
             return settings.columns
         unnamed = {*settings.ignore, *settings.numeric}

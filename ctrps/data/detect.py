@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ctrps.codec import MAGIC
 from ctrps.data.badrows import shown
 from ctrps.data.columns import CRITEO_COLUMNS
+from ctrps.data.parquet import is_parquet
 from ctrps.data.reading import FORMATS, PAIRS
 from ctrps.data.streams import STDIN
 from ctrps.data.textfile import TextFile
@@ -27,6 +28,7 @@ SUFFIXES = {
     ".csv": "csv",
     ".tsv": "tsv",
     ".tab": "tsv",
+    ".parquet": "parquet",
 }
 _PACKED = (".gz", ".zst", ".tar", ".tgz")
 
@@ -48,6 +50,9 @@ class Detected(NamedTuple):
     why: str
 
 
+PARQUET = Detected("parquet", "it starts as Parquet files do")
+
+
 def detect(path: Path) -> Detected:
     """The format of a file.
 
@@ -56,6 +61,8 @@ def detect(path: Path) -> Detected:
     DataError
         When neither content nor name can tell, or the file cannot be read.
     """
+    if is_parquet(path):
+        return PARQUET
     with TextFile(path, chunk_bytes=1 << 16) as file:
         return detect_open(file)
 
@@ -70,6 +77,8 @@ def detect_open(file: TextFile) -> Detected:
     """
     if _is_shard(file):
         return Detected("shard", "it starts as files of ctrps do")
+    if file.parquet:
+        return PARQUET
     first = file.first_line()
     named, suffix = _by_name(file.path)
     found = _pairs(first) or (None if named in PAIRS else _table(first))
@@ -85,7 +94,7 @@ def detect_open(file: TextFile) -> Detected:
 
 def is_shard(path: Path) -> bool:
     """Whether a file starts as files of ctrps do; standard input never does."""
-    if path == STDIN:
+    if path == STDIN or is_parquet(path):
         return False
     with TextFile(path, chunk_bytes=1 << 9) as file:
         return _is_shard(file)
@@ -126,7 +135,8 @@ def _indices(file: TextFile, first: bytes) -> Detected | None:
 def _count_indices(line: bytes) -> int:
     """Ascending whole numbers behind a label, all between blanks; -1 where there is more."""
     label, *tokens = line.split() or [b""]
-    if b"\t" in line or not _SIGN.fullmatch(label) or not all(t.isdigit() for t in tokens):
+    whole = all(token.isdigit() and len(token) <= 20 for token in tokens)
+    if b"\t" in line or not _SIGN.fullmatch(label) or not whole:
         return -1
     indices = [int(token) for token in tokens]
     return len(indices) if indices == sorted({*indices}) else -1

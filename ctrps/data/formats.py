@@ -2,7 +2,8 @@
 
 ``open_rows`` tells the format of a file and gives its rows in their order; what cannot be read is
 reported to ``BadRows``. What each format looks like is the business of its reader: ``keyvalues``
-(libsvm, dummy, libffm, VW, slots), ``columns`` (csv, tsv, Criteo) and ``jsonlines``.
+(libsvm, dummy, libffm, VW, slots), ``columns`` (csv, tsv, Criteo, Parquet), ``jsonlines`` and
+``keyed`` (Parquet of keys).
 
 Turning files into shards, once, is ``convert``'s business; extraction of features from raw logs
 is another reader (``extract``).
@@ -18,8 +19,9 @@ from typing import Self
 
 from ctrps.data.badrows import BadRows
 from ctrps.data.columns import Fit, TableReader
-from ctrps.data.detect import detect_open
+from ctrps.data.detect import PARQUET, detect_open
 from ctrps.data.jsonlines import JsonReader
+from ctrps.data.keyed import KeyedReader, is_keyed
 from ctrps.data.keyvalues import (
     LIBSVM,
     DummyReader,
@@ -59,7 +61,7 @@ class RowSource:
         All rows in file order; can be gone through once. Pieces without rows
         come where bad rows were, so that a caller can look at their number.
     file
-        How far reading is; None for a shard.
+        How far reading is; None for files of keys: shards, and what ``convert`` makes of Parquet.
     """
 
     path: Path
@@ -114,11 +116,16 @@ def open_rows(
     path = Path(path)
     if settings.format == "shard":
         return _open_shard(path, "data.format says so")
-    file = TextFile(path, chunk_bytes)
+    if settings.format in ("auto", "parquet") and is_keyed(path):
+        keyed = KeyedReader(path)
+        return RowSource(path, *PARQUET, iter(keyed), None, keyed)
+    file = TextFile(path, chunk_bytes, ignore=settings.ignore)
     try:
         form, why = settings.format, "data.format says so"
         if form == "auto":
             form, why = detect_open(file)
+        if (form == "parquet") != file.parquet:
+            raise _not_as_said(file, form)
         if form == "shard":
             file.close()
             return _open_shard(path, why)
@@ -128,6 +135,14 @@ def open_rows(
         file.close()
         raise
     return RowSource(path, form, why, iter(reader), file, reader)
+
+
+def _not_as_said(file: TextFile, form: str) -> DataError:
+    if file.parquet:
+        what, hint = f"it is Parquet, and data.format says {form}", "leave data.format out"
+    else:
+        what, hint = "it is no Parquet: that begins with PAR1", "copy it again, or name its format"
+    return DataError(what, where=file.name, hint=hint)
 
 
 def _reader(file: TextFile, how: TextSettings, bad: BadRows, fit: Fit | None) -> Reader:

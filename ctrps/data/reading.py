@@ -18,7 +18,7 @@ from ctrps.data.textfile import TextFile
 from ctrps.errors import ConfigError
 from ctrps.kernels import fields, pairs, text
 
-TABLES = ("csv", "tsv", "criteo", "jsonl")
+TABLES = ("csv", "tsv", "criteo", "jsonl", "parquet")
 """Formats whose rows have named columns."""
 
 PAIRS = ("libsvm", "libffm", "vw", "dummy", "slots", "signs")

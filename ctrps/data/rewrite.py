@@ -1,4 +1,4 @@
-"""Files of any format to one file: a shard, or text for another tool."""
+"""Files of any format to one file: a shard, or text or Parquet for another tool."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import Any
 from ctrps.data.badrows import BadRows
 from ctrps.data.detect import SUFFIXES
 from ctrps.data.formats import RowSource, open_rows
+from ctrps.data.keyed import keys_file
 from ctrps.data.reading import TextSettings
 from ctrps.data.rows import Rows, Schema, widened
 from ctrps.data.shards import ShardWriter
 from ctrps.data.textout import TEXTS, TextWriter, new_file
 from ctrps.errors import ConfigError, DataError
 
-WRITTEN = ("shard", *TEXTS)
+WRITTEN = ("shard", *TEXTS, "parquet")
 
 Add = Callable[[Rows, Schema], None]
 
@@ -41,9 +42,10 @@ def written_format(out: str, to: str | None) -> str:
             f"{form} cannot be written" if form else f"{out!r} does not say which format to write"
         )
         raise ConfigError(what, where="--to", hint=f"say {', '.join(WRITTEN)}")
-    if form == "shard" and out == "-":
+    if form not in TEXTS and out == "-":
         hint = "name a file: it is not written from front to back"
-        raise ConfigError("a shard cannot go to standard output", where="--out", hint=hint)
+        what = "Parquet" if form == "parquet" else "a shard"
+        raise ConfigError(f"{what} cannot go to standard output", where="--out", hint=hint)
     return form
 
 
@@ -128,6 +130,9 @@ def _check_same(source: RowSource, rows: Rows, first: Schema, with_ids: bool, na
 def _writer(out: Path | Callable[[bytes], object], to: str, block_rows: int) -> Iterator[Add]:
     if not isinstance(out, Path):
         yield TextWriter(out, to).add
+    elif to == "parquet":
+        with keys_file(out) as add:
+            yield add
     elif to != "shard":
         with new_file(out) as file:
             yield TextWriter(file.write, to).add

@@ -1,4 +1,4 @@
-"""Streams of bytes under text: plain, gzip or zstd, perhaps with a tar archive inside.
+"""Streams of bytes under text: plain, gzip or zstd, perhaps with a tar archive inside; Parquet.
 
 What a file is, its first bytes say and never its name. Rows, lines and places for messages are
 ``textfile``'s business.
@@ -12,11 +12,13 @@ import os
 import sys
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from ctrps.data.parquet import MAGIC as PARQUET
+from ctrps.data.parquet import TableText
 from ctrps.errors import DataError
 
 STDIN = Path("-")
@@ -24,19 +26,18 @@ STDIN = Path("-")
 
 GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"
-RATIOS = {GZIP: 1032, ZSTD: 1 << 15}
-"""No file of the kind unpacks to more than this many times its size: DEFLATE's longest match, and
-a zstd block of 128 KiB in 4 bytes."""
-
 UNKNOWN_BYTES = 1 << 62
 """More than any file holds, for input whose size nobody knows."""
+
+RATIOS = {GZIP: 1032, ZSTD: 1 << 15, PARQUET: UNKNOWN_BYTES}
+"""No file of the kind unpacks to more than this many times its size: DEFLATE's longest match, and
+a zstd block of 128 KiB in 4 bytes. Of Parquet a few bytes may stand for any number of rows."""
 
 # What else users pass for text, by the first bytes.
 _OTHER = {
     b"BZh": "bzip2",
     b"\xfd7zXZ\x00": "xz",
     b"PK\x03\x04": "zip",
-    b"PAR1": "parquet",
     b"\xff\xfe": "UTF-16 text",
     b"\xfe\xff": "UTF-16 text",
 }
@@ -115,6 +116,8 @@ class Unpacked:
         Name of the archive's member that is being read; empty in other files.
     file_bytes : int
         Size of the file as it lies on disk; 0 for standard input.
+    table : TableText or None
+        Of a Parquet file: what its bytes of text come from, without the columns of ``ignore``.
 
     Raises
     ------
@@ -122,9 +125,11 @@ class Unpacked:
         Naming the file: missing, unreadable, cut short, or no text.
     """
 
-    def __init__(self, path: Path, members: str = ""):
+    def __init__(self, path: Path, members: str = "", ignore: Collection[str] = ()):
         self.path = path
         self.part = ""
+        self.table: TableText | None = None
+        self._ignore = ignore
         self.live = path == STDIN
         self._members = members
         self._archive: tarfile.TarFile | None = None
@@ -152,6 +157,8 @@ class Unpacked:
     @property
     def read_bytes(self) -> int:
         """How much of the file's ``file_bytes`` was read."""
+        if self.table:
+            return self.file_bytes * self.table.read_rows // max(self.table.rows, 1)
         return self._raw.count
 
     @property
@@ -194,12 +201,21 @@ class Unpacked:
             if head.startswith(magic):
                 hint = "convert it to text, plain or in gzip"
                 raise DataError(f"it is {name}, which is not read", where=self.name, hint=hint)
+        if head.startswith(PARQUET):
+            if self.live:
+                hint = "name the file: it is not read from front to back"
+                raise DataError("Parquet cannot come from standard input", hint=hint)
+            self.table = TableText(self.path, self._ignore)
+            return cast(BinaryIO, self.table)
         stream: Headed = self._raw
         if head.startswith(GZIP):
             packed = io.BufferedReader(self._raw)
             stream = Headed(gzip.GzipFile(fileobj=packed, mode="rb").readinto)
         elif head.startswith(ZSTD):
             stream = Headed(_Zstd(self._raw, self.name).readinto)
+        if stream.head.startswith(PARQUET):
+            hint = "unpack it: its columns are packed one by one"
+            raise DataError("it is Parquet, packed once more", where=self.name, hint=hint)
         if stream.head[_TAR_MAGIC] == b"ustar":
             self._archive = tarfile.open(fileobj=cast(BinaryIO, stream), mode="r|")
         return cast(BinaryIO, stream)

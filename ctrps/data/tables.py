@@ -1,8 +1,9 @@
 """Raw tables: found by name in a folder, read piece by piece or held in memory.
 
-A table is comma-separated text with a header line, plain, in gzip, or alone in a tar archive, as
-its bytes say and not its name. Every field stays text: no type is guessed, ``00`` differs from
-``0``. What tables mean and how they are joined is ``ctrps.data.join``'s business.
+A table is comma-separated text with a header line, plain, in gzip or zstd, or alone in a tar
+archive, or Parquet, as its bytes say and not its name. Every field stays text: no type is guessed,
+``00`` differs from ``0``. What tables mean and how they are joined is ``ctrps.data.join``'s
+business.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from ctrps.data.header import read_header
 from ctrps.data.textfile import TextFile
 from ctrps.errors import DataError
 from ctrps.kernels import fields
+from ctrps.kernels.tables import split_plain
 
-ENDINGS = (".csv", ".csv.gz", ".tar.gz")
+ENDINGS = (".csv", ".csv.gz", ".csv.zst", ".tar.gz", ".parquet")
 COMMA, TAB, RETURN, NEWLINE, QUOTE = (ord(c) for c in ',\t\r\n"')
 PIECE_ROWS = 1 << 16
 BAD_PER_CALL = 256
@@ -141,10 +143,15 @@ class RawTable:
             done = -1
             while done:
                 data = file.buffer
-                done, rows, wrong = fields.split_fields(
-                    data, 0, len(data), file.final, COMMA, True, starts, ends, broken
-                )
-                yield self._piece(data[:done], starts[:rows], ends[:rows], broken[:wrong])
+                done, rows = split_plain(data, np.uint8(COMMA), starts, ends)
+                if done:
+                    self.rows += rows
+                    yield Piece(data[:done], starts[:rows], ends[:rows])
+                else:
+                    done, rows, wrong = fields.split_fields(
+                        data, 0, len(data), file.final, COMMA, True, starts, ends, broken
+                    )
+                    yield self._piece(data[:done], starts[:rows], ends[:rows], broken[:wrong])
                 file.consume(done)
             if not file.more():
                 self._check_alone()

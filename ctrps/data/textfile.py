@@ -7,6 +7,7 @@ they are packed is ``streams``' business.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -26,8 +27,8 @@ MAX_ROW_BYTES = 64 << 20
 class TextFile:
     """The bytes of a text file, chunk by chunk.
 
-    Plain text, gzip and zstd are told apart by the first bytes; ``-`` is
-    standard input. A byte order mark at the start is left out. Call ``more``,
+    Plain text, gzip, zstd and Parquet, whose text is csv, are told apart by the
+    first bytes; ``-`` is standard input. A byte order mark at the start is left out. Call ``more``,
     read ``buffer``, and say by ``consume`` how much of it was whole rows. A tar
     archive is read member by member: at the end of one, ``next_part`` goes to
     the start of the next.
@@ -39,6 +40,8 @@ class TextFile:
         Bytes that ``more`` adds.
     members
         Which members of an archive are read: those whose names end so.
+    ignore
+        Columns of a Parquet file that are left out.
 
     Attributes
     ----------
@@ -70,7 +73,13 @@ class TextFile:
     3 b'333' True
     """
 
-    def __init__(self, path: Path, chunk_bytes: int = 8 << 20, members: str = ""):
+    def __init__(
+        self,
+        path: Path,
+        chunk_bytes: int = 8 << 20,
+        members: str = "",
+        ignore: Collection[str] = (),
+    ):
         self.path = Path(path)
         self._chunk_bytes = chunk_bytes
         self._memory = np.empty(0, np.uint8)
@@ -78,7 +87,7 @@ class TextFile:
         # Up to where lines were counted, the number of the line there and where it starts.
         self._mark, self._mark_line, self._line_start = 0, 1, 0
         self._fresh = True
-        self._stream = Unpacked(self.path, members)
+        self._stream = Unpacked(self.path, members, ignore)
         try:
             self._begin()
         except BaseException:
@@ -94,6 +103,11 @@ class TextFile:
     def part(self) -> str:
         """The member of a tar archive that is being read; empty in other files."""
         return self._stream.part
+
+    @property
+    def parquet(self) -> bool:
+        """Whether it is a Parquet file."""
+        return self._stream.table is not None
 
     @property
     def buffer(self) -> np.ndarray:

@@ -1,0 +1,109 @@
+"""The command ``ctrps check``: look at a job before it runs, or for leakage in its samples."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Option
+
+from ctrps.screen import ConfigFile, Json, Overrides, load, print_json, reported, say, say_rows
+
+if TYPE_CHECKING:
+    from ctrps.data.leakage import Leakage
+
+check_app = typer.Typer()
+
+FAILED = 5
+"""Exit status of samples that know what happened later."""
+
+SHOWN = 20
+"""Differences that are shown; ``--json`` has all."""
+
+
+@check_app.command()
+@reported
+def check(
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    leakage: Annotated[
+        bool, Option("--leakage", help="Make some rows of the samples again, the slow way.")
+    ] = False,
+    rows: Annotated[
+        int, Option("--rows", metavar="N", min=1, help="Rows that --leakage checks.")
+    ] = 100,
+    seed: Annotated[int, Option("--seed", metavar="S", help="Seed of their choice.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Look at a job before it runs: settings, files, columns, first rows, rows, steps of a pass.
+
+    Nothing is written. The first thing that is wrong ends it.
+
+    With --leakage, impressions chosen at random are joined again, and their windows computed again
+    by brute force, from the raw tables and strictly earlier events. That is compared with the
+    samples of `ctrps extract`, which are made in a temporary folder if there are none of these
+    settings. Then each row is made once more from tables in which all that it must not see is
+    deleted, and must stay the same. What differs is listed, and the exit status is 5.
+
+    Example: ctrps check -c job.yaml --leakage --rows 200
+    """
+    job = load(config, overrides)
+    if leakage:
+        from ctrps.data.leakage import check_leakage
+
+        found = check_leakage(job, rows, seed, say_rows)
+        print_json(found.to_dict()) if as_json else _show_leakage(found)
+        if found.differences:
+            say(f"error: {len(found.differences):,} fields are not as the raw tables say")
+            raise typer.Exit(FAILED)
+        return
+    from ctrps.runtime.check import check as look
+
+    figures = look(job)
+    print_json(figures) if as_json else _show(figures)
+
+
+def _show_leakage(found: "Leakage") -> None:
+    of = found.samples or "samples made for this"
+    print(f"rows          {found.rows:,} of {of}")
+    print(f"windows       {found.windows:,}, of {found.events:,} events")
+    print(f"differences   {len(found.differences):,}")
+    for one in found.differences[:SHOWN]:
+        why = "without later events" if one.deletion else "by brute force"
+        place = f"{one.where} (impression {one.row:,}) {one.column}"
+        print(f"              {place}: {one.expected!r} {why}, found {one.found!r}")
+    if len(found.differences) > SHOWN:
+        print(f"              and {len(found.differences) - SHOWN:,} more")
+
+
+def _show(figures: dict[str, Any]) -> None:
+    print(f"job           {figures['name']}")
+    for table in figures["tables"]:
+        size = f"{_size(table['bytes'])}, about {table['rows']:,} rows"
+        print(f"table         {table['name']}: {table['path']}, {size}")
+        print(f"              {', '.join(table['columns'])}")
+        print(f"              {table['first']}")
+    sample = figures["sample"]
+    if sample:
+        print(f"samples       {sample['columns']} columns, {sample['windows']} of them windows")
+        if sample["slots"] is not None:
+            print(f"features      {sample['slots']} sparse, {sample['dense']} dense")
+    for part in ("train", "test"):
+        _show_files(part, figures[part])
+    print(f"steps         {figures['steps']:,} a pass, of {figures['step_rows']:,} rows")
+
+
+def _size(size: float) -> str:
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.1f} GB"
+
+
+def _show_files(part: str, files: dict[str, Any] | None) -> None:
+    if files is None:
+        print(f"{part:13s} no files yet")
+        return
+    rows = f"{'' if files['exact'] else 'about '}{files['rows']:,} rows"
+    print(f"{part:13s} {files['files']} file(s), {_size(files['bytes'])}, {rows}")
+    for line in files["first"]:
+        print(f"              {line}")
