@@ -2,11 +2,12 @@
 
     python benchmarks/faults.py workers   [--mode sync|ssp|async] [--kills 20]
     python benchmarks/faults.py interrupt [--mode sync|ssp|async] [--runs 5]
+    python -m benchmarks.faults extract   [--kills 20]
 
 ``workers``: one job; again and again, once the job has got on since the last kill, a random worker
 is ended with SIGKILL and a new one started. ``interrupt``: several jobs; each is stopped at random
 moments, by Ctrl-C and by SIGKILL of its launcher, and started again with the same command until it
-is done.
+is done. ``extract``: see ``extract_faults``.
 
 The rows are generated (seeded). In sync mode the digest must be that of `ctrps train`; in each mode
 a second job with the optimiser ``count`` must end with weights that equal a count of the rows in
@@ -187,22 +188,31 @@ def undisturbed(job: Job) -> str:
     return json.loads(done.stdout)["model_digest"]
 
 
+def trials(folder: Path, options: argparse.Namespace) -> list[dict]:
+    found = []
+    for number in range(options.runs if options.what == "interrupt" else 1):
+        found.append(trial(options.what, options.mode, folder, options, options.seed + number))
+        print(found[-1], flush=True)
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("what", choices=["workers", "interrupt"])
+    parser.add_argument("what", choices=["workers", "interrupt", "extract"])
     parser.add_argument("--mode", default="async", choices=["sync", "ssp", "async"])
-    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--kills", type=int, default=20, help="of extract: in each pass")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--rows", type=int, default=60_000)
     parser.add_argument("--passes", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    found = []
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(options.runs if options.what == "interrupt" else 1):
-            seed = options.seed + number
-            found.append(trial(options.what, options.mode, Path(folder), options, seed))
-            print(found[-1], flush=True)
+        if options.what == "extract":
+            from benchmarks.extract_faults import trials as extractions
+
+            found = extractions(Path(folder), options)
+        else:
+            found = trials(Path(folder), options)
     print(json.dumps(found))
     return 0 if all(f["ok"] for f in found) else 1
 

@@ -1,7 +1,6 @@
 """The commands that make, turn and show data; how they print and fail is ``ctrps.screen``'s."""
 
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +19,7 @@ from ctrps.screen import (
     print_json,
     reported,
     say,
+    say_rows,
 )
 
 if TYPE_CHECKING:
@@ -56,6 +56,10 @@ def extract(
     part: Annotated[
         str | None, Option("--part", metavar="I/N", help="Do part I of N, in one shared folder.")
     ] = None,
+    dask: Annotated[
+        str | None,
+        Option("--dask", metavar="ADDRESS", help="Have the workers of a Dask cluster do it."),
+    ] = None,
     explain: Annotated[
         str | None,
         Option("--explain", metavar="[FILE:]N", help="Show how row N of the samples came to be."),
@@ -70,6 +74,10 @@ def extract(
 
     With --part, N runs in any order, at one time or not, share OUTPUT.DIR; a part that failed is
     run again. The one that ends last puts the parts together.
+
+    With --dask, the parts are tasks of a Dask cluster, whose scheduler is at ADDRESS and whose
+    workers see all files under the same paths. What a worker that dies was doing is done by
+    another one.
 
     With --explain, nothing is written: of a row of OUTPUT.DIR/samples, by default of the first
     training file, it shows each feature with its fields, operator, values and keys.
@@ -86,9 +94,10 @@ def extract(
         load(config, overrides),
         stage=stage,
         overwrite=overwrite,
-        progress=_say_rows,
+        progress=say_rows,
         resume=resume,
         part=part,
+        dask=dask,
     )
     if as_json:
         print_json(summary)
@@ -113,10 +122,6 @@ def _explain(job: "JobConfig", row: str, as_json: bool) -> None:
         print("\n".join(explained_lines(found)))
 
 
-def _say_rows(stage: str, rows: int) -> None:
-    say(f"{time.strftime('%H:%M:%S')} {stage}: {rows:,} rows")
-
-
 @data_app.command()
 @reported
 def convert(
@@ -126,7 +131,9 @@ def convert(
     ],
     to: Annotated[
         str | None,
-        Option("--to", metavar="shard|libsvm|libffm|vw", help="Format; default: by OUT's name."),
+        Option(
+            "--to", metavar="shard|libsvm|libffm|vw|parquet", help="Format; default: by OUT's name."
+        ),
     ] = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
@@ -136,7 +143,7 @@ def convert(
     max_bad: MaxBad = 0.0,
     as_json: Json = False,
 ) -> None:
-    """Turn files of any format into one shard, or into text for another tool.
+    """Turn files of any format into one shard, or into text or Parquet for another tool.
 
     Text is read as the `data` section of the job says; the options above override it. Keys are
     written as numbers, a key of a column of n values with the weight 1/n.

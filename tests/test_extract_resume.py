@@ -1,14 +1,10 @@
 """Extraction that is cut off and taken up, and extraction in parts: the same bytes every time."""
 
 import hashlib
-import os
-import shutil
-import signal
-import subprocess
+import random
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from ctrps.config import load_job
@@ -24,8 +20,13 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("raw")
-    generate(folder, rows=1500, users=100, ads=60, behaviors=3000, seed=3, compress=False)
+    return generated(tmp_path_factory.mktemp("raw"), rows=1500)
+
+
+def generated(folder, rows):
+    """Tables in a folder."""
+    few = {"users": 100, "ads": 60, "behaviors": 2 * rows}
+    generate(folder, rows=rows, seed=3, compress=False, **few)
     return folder
 
 
@@ -46,10 +47,10 @@ def small_work(monkeypatch):
 
 def small(patch, kept=0.0):
     """Parts and buckets so small that there are some of them."""
-    patch.setattr("ctrps.data.samples.PART_BYTES", 20_000)
-    patch.setattr("ctrps.data.samples.PART_ROWS", 100)
-    patch.setattr("ctrps.data.history.BUCKET_TEXT_BYTES", 60_000)
-    patch.setattr("ctrps.data.history.RUN_EVENTS", 700)
+    patch.setattr("ctrps.data.deal.PART_BYTES", 20_000)
+    patch.setattr("ctrps.data.deal.PART_ROWS", 100)
+    patch.setattr("ctrps.data.buckets.BUCKET_TEXT_BYTES", 60_000)
+    patch.setattr("ctrps.data.buckets.RUN_EVENTS", 700)
     # Windows that stay in memory are computed again.
     patch.setattr("ctrps.data.samples.KEPT_SHARE", kept)
 
@@ -160,9 +161,12 @@ def test_windows_are_not_computed_again(raw, wanted, tmp_path, small_work, monke
     assert digests(tmp_path) == wanted
 
 
-@pytest.mark.parametrize("kept", [1e-5, 0.4])
+@pytest.mark.parametrize("kept", [1e-5, 5e-5, 0.4])
 def test_windows_that_stay_in_memory(raw, wanted, tmp_path, monkeypatch, kept):
-    """Some or all of them; a run that is cut off then computes these again."""
+    """Some or all of them; a run that is cut off then computes these again.
+
+    It reads the tables again if all events did.
+    """
     small(monkeypatch, kept)
     with monkeypatch.context() as patch:
         patch.setattr("ctrps.data.samples._join_part", interrupt)
@@ -170,7 +174,8 @@ def test_windows_that_stay_in_memory(raw, wanted, tmp_path, monkeypatch, kept):
             extract(job_of(raw, tmp_path), processes=2)
     on_disk = len(list((tmp_path / "samples.making" / "history").glob("*.rows")))
     assert (on_disk > 0) == (kept < 0.4)
-    monkeypatch.setattr("ctrps.data.samples.EventBuckets.add", interrupt)
+    if on_disk:
+        monkeypatch.setattr("ctrps.data.samples.EventBuckets.add", interrupt)
     extract(job_of(raw, tmp_path), resume=True)
     assert digests(tmp_path) == wanted
 
@@ -186,8 +191,9 @@ def test_other_settings_are_not_taken_up(raw, tmp_path, small_work, monkeypatch)
     extract(job_of(raw, tmp_path, "features.seed=7"))
 
 
-@pytest.mark.parametrize("order", [[1, 2, 3, 4], [3, 1, 4, 2]])
-def test_parts_in_any_order(raw, wanted, tmp_path, small_work, order):
+@pytest.mark.parametrize("seed", range(4))
+def test_parts_in_any_order(raw, wanted, tmp_path, small_work, seed):
+    order = random.Random(seed).sample(range(1, 5), 4) if seed else [1, 2, 3, 4]
     for count, number in enumerate(order, 1):
         answer = extract(job_of(raw, tmp_path), part=f"{number}/4")
         assert bool(answer["missing"]) == (count < 4)
@@ -241,26 +247,32 @@ def test_beginning_anew_and_going_on_do_not_go_together(raw, tmp_path):
         extract(job_of(raw, tmp_path), overwrite=True, part="1/2")
 
 
-@pytest.mark.slow
-def test_killed_and_taken_up(raw, tmp_path, small_work):
-    """``kill -9`` at some moment of a real run, again and again, until one ends."""
-    command = [
-        sys.executable, "-m", "ctrps", "extract", "-c", str(ROOT / "conf" / "taobao_v16.yaml"),
-        "--set", f"sample.dir={raw}", "--set", f"output.dir={tmp_path / 'killed'}", "--resume",
-    ]  # fmt: skip
-    rng = np.random.default_rng(1)
-    for _ in range(6):
-        with subprocess.Popen(command, cwd=tmp_path, start_new_session=True,
-                              stdout=-3, stderr=-3) as run:  # fmt: skip
-            try:
-                run.wait(float(rng.uniform(1, 5)))
-            except subprocess.TimeoutExpired:
-                os.killpg(run.pid, signal.SIGKILL)
-        if (tmp_path / "killed" / "data").exists():
-            break
-    subprocess.run(command, cwd=tmp_path, check=False, capture_output=True)
-    shutil.rmtree(tmp_path / "killed" / "samples.making", ignore_errors=True)
-    subprocess.run([c if c != "--resume" else "--json" for c in command[:-3]]
-                   + ["--set", f"output.dir={tmp_path / 'whole'}"],
-                   cwd=tmp_path, check=True, capture_output=True)  # fmt: skip
-    assert digests(tmp_path / "killed") == digests(tmp_path / "whole")
+FUNCTIONS = """def loud(values):
+    return [value.upper() for value in values]
+"""
+
+
+@pytest.mark.parametrize("part", [None, "1/2"])
+def test_other_functions_of_the_user_are_not_taken_up(raw, tmp_path, small_work, monkeypatch, part):
+    """Neither in shards of a run that was cut off nor in those of one that has ended."""
+    spec = tmp_path / "features.ini"
+    text = (ROOT / "conf" / "features_v16.ini").read_text()
+    text += "\n[derived_fields]\nloud=cate_id,python,mine.py:loud\n"
+    spec.write_text(text.replace("[sparse_features_ad]", "[sparse_features_ad]\nloud=loud,direct"))
+    (tmp_path / "mine.py").write_text(FUNCTIONS)
+    job = job_of(raw, tmp_path / "out", f"features.spec={spec}")
+    extract(job, stage="sample")
+    with monkeypatch.context() as patch:
+        patch.setattr("ctrps.data.extract.publish", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            extract(job, stage="features")
+    assert list((tmp_path / "out" / "data.making").glob("*.shard"))
+    (tmp_path / "mine.py").write_text(FUNCTIONS.replace("upper", "lower"))
+    with pytest.raises(ConfigError, match=r"data.making: the unfinished run was of others"):
+        extract(job, stage="features", resume=not part, part=part)
+    (tmp_path / "mine.py").write_text(FUNCTIONS)
+    extract(job, stage="features", resume=True)
+    assert extract(job, resume=True)["stages"]["features"]["reused"]
+    (tmp_path / "mine.py").write_text(FUNCTIONS.replace("upper", "lower"))
+    with pytest.raises(ConfigError, match=r"data: it is there already; give --overwrite"):
+        extract(job, resume=True)

@@ -6,6 +6,7 @@ make becomes further columns of the text, which all other operators may read.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -47,6 +48,18 @@ def customs_of(spec: FeatureSpec, header: Sequence[str]) -> list[Custom]:
         for derived in spec.derivations
         if derived.operator == "python"
     ]
+
+
+def function_digests(spec: FeatureSpec) -> dict[str, str]:
+    """SHA-256 of each file of functions that a spec needs, by its name there."""
+    arguments = [one.argument for one in spec.derivations if one.operator == "python"]
+    names = {argument.rpartition(":")[0] for argument in arguments}
+    paths = {name: spec.folder / name for name in sorted(names)}
+    return {
+        name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for name, path in paths.items()
+        if path.is_file()
+    }
 
 
 def extended(text: SampleText, lines: np.ndarray, customs: Sequence[Custom]) -> SampleText:

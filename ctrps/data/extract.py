@@ -2,20 +2,18 @@
 
 The sample stage joins tables to text (``ctrps.data.samples``), the features stage makes one shard
 of each part of that text (``ctrps.data.parts``), so the result depends neither on the number of
-processes nor on their order. Each stage fills a folder under another name (``ctrps.data.making``):
-an interrupted stage leaves nothing under its final name.
+processes nor on their order. Text that is not to be kept is made in memory, part by part. Each
+stage fills a folder under another name (``ctrps.data.making``): an interrupted stage leaves nothing
+under its final name.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import multiprocessing
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -26,35 +24,34 @@ import numpy as np
 from ctrps.config import JobConfig
 from ctrps.data import fit
 from ctrps.data.badrows import BadRows, read_aside
+from ctrps.data.cluster import Cluster, connected, report, threads_here
 from ctrps.data.counts import merged
 from ctrps.data.features import load_spec
 from ctrps.data.joinfile import JoinPlan, load_plan
-from ctrps.data.making import Share, claim, making, publish, read_json, write_json
+from ctrps.data.making import Share, check_room, claim, making, publish, read_json, write_json
+from ctrps.data.origins import samples_made_of, shards_made_of
 from ctrps.data.parts import (
     FeatureSettings,
     Part,
     PartDone,
     count_part,
     fit_part,
-    peak_bytes,
+    shard_row_bytes,
     write_part,
 )
 from ctrps.data.program import Extractor
-from ctrps.data.samples import KINDS, Progress, make_samples
+from ctrps.data.samples import KINDS, JoinCounts, PartLines, Progress, join_tables
 from ctrps.data.shards import Shard
-from ctrps.data.tables import find_table
+from ctrps.data.workers import Clock, Each, each_of
 from ctrps.errors import ConfigError, DataError
 
 STAGES = ("sample", "features")
 SUMMARY = "summary.json"
 KNOWN = "known.npy"
 FEATURES = "features.ini"
-
-MIN_BYTES_PER_PROCESS = 32 << 20
-"""Sample text that is worth a process, which takes a second or two to start."""
+DEALT = "dealt.json"
 
 Found = dict[str, Any]
-Each = Callable[[Callable[[Part], PartDone], Sequence[Part]], Iterator[PartDone]]
 
 
 def extract(
@@ -66,6 +63,7 @@ def extract(
     *,
     resume: bool = False,
     part: str | None = None,
+    dask: str | None = None,
 ) -> Found:
     """Make samples of raw tables and shards of samples, as the job says.
 
@@ -90,6 +88,9 @@ def extract(
     part
         ``I/N``: do one of N parts of the work, in a folder that all share. The run that finds
         the other parts done puts them together.
+    dask
+        Address of the scheduler of a Dask cluster, whose workers do the work: see
+        ``ctrps.data.cluster``.
 
     Returns
     -------
@@ -103,34 +104,33 @@ def extract(
         A setting is missing or a file of settings is wrong, or the result is there already.
     DataError
         The tables or the samples cannot be used.
+    ClusterError
+        The Dask cluster cannot be used.
     """
     if stage not in (None, *STAGES):
         raise ConfigError(f"no stage {stage!r}", hint=f"stages are {' and '.join(STAGES)}")
     if overwrite and (resume or part):
         what = "--overwrite begins anew, --resume and --part go on with what is there"
         raise ConfigError(what, hint="give one of them")
+    if dask and (part or processes):
+        raise ConfigError("--dask deals the work to all workers", hint="leave out --part")
     how = _How(overwrite, resume, Share.parse(part) if part else Share(), progress, processes)
     run = _Extraction(job, how)
-    start = time.monotonic()
-    stages: dict[str, Found] = {}
     if stage != "sample":
         run.check_features()
-    if stage != "features":
-        stages["sample"] = run.sample(alone=stage == "sample", fits=stage is None)
-    missing = stages.get("sample", {}).get("missing", [])
-    if stage != "sample" and not missing:
-        stages["features"] = run.features(alone=stage == "features")
-        missing = stages["features"]["missing"]
-    return {
-        "rows": list(stages.values())[-1]["rows"],
-        "rejected": sum(found["rejected"] for found in stages.values()),
-        "wall_s": round(time.monotonic() - start, 3),
-        "cpu_s": round(sum(found["cpu_s"] for found in stages.values()), 3),
-        "peak_rss_mb": max(found["peak_rss_mb"] for found in stages.values()),
-        "stages": stages,
-        "outputs": run.outputs(stage),
-        "missing": missing,
-    }
+    if not dask:
+        return run.found(stage)
+    with connected(dask, run.out, run.inputs(stage), progress) as cluster:
+        run.cluster = cluster
+        return run.found(stage)
+
+
+def current_samples(job: JobConfig) -> Path | None:
+    """The folder of samples, if they are just those that the job makes of its tables."""
+    folder = Path(job.output.dir) / "samples"
+    plan = load_plan(_given(job.sample.join, "sample.join"))
+    made_of = samples_made_of(job, plan, _given(job.sample.dir, "sample.dir"))
+    return folder if read_json(folder / SUMMARY).get("made_of") == made_of else None
 
 
 def feature_settings(job: JobConfig) -> FeatureSettings:
@@ -163,13 +163,46 @@ class _How(NamedTuple):
 
 
 class _Extraction:
-    """One run: where everything is, and the stages."""
+    """One run: where everything is, and the stages.
+
+    ``cluster`` does the work, if there is one.
+    """
 
     def __init__(self, job: JobConfig, how: _How):
         self._job, self._how = job, how
-        self._out = Path(job.output.dir)
-        self._samples = self._out / "samples"
-        self._data = self._out / "data"
+        self.out = Path(job.output.dir)
+        self._samples = self.out / "samples"
+        self._data = self.out / "data"
+        self.cluster: Cluster | None = None
+        self._shard_row_bytes = 0.0
+
+    def found(self, stage: str | None) -> Found:
+        """Do a stage, or both; what ``extract`` returns."""
+        start = time.monotonic()
+        stages: dict[str, Found] = {}
+        if stage != "features":
+            stages = self.sample(alone=stage == "sample", both=stage is None)
+        missing = stages.get("sample", {}).get("missing", [])
+        if stage != "sample" and not missing:
+            if "features" not in stages:
+                stages["features"] = self.features(alone=stage == "features")
+            missing = stages["features"]["missing"]
+        return {
+            "rows": list(stages.values())[-1]["rows"],
+            "rejected": sum(found["rejected"] for found in stages.values()),
+            "wall_s": round(time.monotonic() - start, 3),
+            "cpu_s": round(sum(found["cpu_s"] for found in stages.values()), 3),
+            "peak_rss_mb": max(found["peak_rss_mb"] for found in stages.values()),
+            "stages": stages,
+            "outputs": self.outputs(stage),
+            "missing": missing,
+        }
+
+    def inputs(self, stage: str | None) -> list[Path]:
+        """What a stage reads."""
+        sample = [self._job.sample.join, self._job.sample.dir] if stage != "features" else []
+        features = [self._job.features.spec] if stage != "sample" else []
+        return [Path(path) for path in (*sample, *features) if path]
 
     def check_features(self) -> None:
         """Tell what is wrong with the features stage before the other has run for an hour."""
@@ -181,67 +214,150 @@ class _Extraction:
         folder, ending = (self._samples, "tsv") if stage == "sample" else (self._data, "shard")
         return {kind: [str(p) for p in sorted(folder.glob(f"{kind}-*.{ending}"))] for kind in KINDS}
 
-    def sample(self, *, alone: bool, fits: bool) -> Found:
+    def sample(self, *, alone: bool, both: bool) -> dict[str, Found]:
         """Make the samples, unless a run that ended after this stage has left just these.
 
         Those of other settings are replaced: they are worth an answer only when asked for alone.
+        If both stages are wanted and samples are not to be kept, both are done.
         """
         job = self._job
         path = _given(job.sample.join, "sample.join")
         plan = load_plan(path)
-        if fits and plan.columns:
+        if both:
+            self._shard_row_bytes = shard_row_bytes(feature_settings(job))
+        if both and plan.columns:
             names = [name.rpartition(".")[2] for name in plan.columns]
             Extractor(load_spec(feature_settings(job).spec), names, str(path))
-        tables = _given(job.sample.dir, "sample.dir")
-        made_of = _made_of(job, plan, tables)
+        made_of = samples_made_of(job, plan, _given(job.sample.dir, "sample.dir"))
         if alone and not self._how.keep:
             self._refuse_finished(self._samples)
         summary = read_json(self._samples / SUMMARY)
         if not self._how.overwrite and summary.get("made_of") == made_of:
-            return {**summary["stage"], "cpu_s": 0.0, "wall_s": 0.0, "reused": True}
-        clock = _Clock()
-        share = self._how.share
-        # Every part reads all rows; one of them sets the bad ones aside.
-        aside = None if share.number else self._aside("sample")
-        bad = BadRows(job.sample.max_bad, aside, setting="sample.max_bad")
+            return {"sample": _reused(summary["stage"])}
+        # Without windows, samples are written while tables are read; on a cluster, for all to see.
+        if both and not job.sample.keep and plan.windows and not self.cluster:
+            return self._fused(plan, made_of)
+        clock = Clock(self.cluster)
         with making(self._samples, made_of, self._how.keep) as folder:
-            counts = make_samples(
-                tables,
-                plan,
-                folder,
-                bad,
-                shuffle=job.features.shuffle,
-                seed=job.features.seed,
-                progress=self._how.progress,
-                memory_bytes=job.sample.memory_mb << 20,
-                threads=self._how.processes or os.cpu_count() or 1,
-                share=share,
-                again=self._how.resume,
-            )
+            if self.cluster:
+                counts = self._dealt(self.cluster, plan, folder)
+            else:
+                counts = self._joined(plan, folder)
             found = {"rows": counts.train + counts.test, **asdict(counts), **clock.found([])}
             if not counts.missing:
                 shutil.rmtree(folder / "history", ignore_errors=True)
                 write_json(folder / SUMMARY, {"made_of": made_of, "stage": found})
                 publish(folder, self._samples)
-        return found
+        return {"sample": found}
+
+    def _fused(self, plan: JoinPlan, made_of: Found) -> dict[str, Found]:
+        """Both stages; a part of the samples is in memory while its features are made."""
+        finished = read_json(self._data / SUMMARY)
+        shards = shards_made_of(feature_settings(self._job), made_of)
+        if self._how.keep and finished.get("made_of") == shards:
+            return {"sample": _reused(finished["sample"]), "features": _reused(finished["stage"])}
+        clock = Clock(None)
+        with making(self._samples, made_of, self._how.keep) as folder:
+            counts, lines = self._lines(plan, folder)
+            found = {"rows": counts.train + counts.test, **asdict(counts), **clock.found([])}
+            if lines is None:
+                return {"sample": found}
+            features = self._features(Share(), made_of, lines, {"sample": found})
+            # Samples that are there are of other settings.
+            for path in (folder, self._samples):
+                shutil.rmtree(path, ignore_errors=True)
+        return {"sample": found, "features": features}
+
+    def _joined(self, plan: JoinPlan, folder: Path, step: str | None = None) -> JoinCounts:
+        """Make samples, those of this run's share, or what a step of them makes."""
+        counts, lines = self._lines(plan, folder, step)
+        if lines:
+            lines.write()
+        return counts
+
+    def _lines(
+        self, plan: JoinPlan, folder: Path, step: str | None = None
+    ) -> tuple[JoinCounts, PartLines | None]:
+        """The same up to what is in the samples."""
+        job, share = self._job, self._how.share
+        # Every part reads all rows; one of them sets the bad ones aside.
+        aside = None if share.number else self._aside("sample")
+        return join_tables(
+            _given(job.sample.dir, "sample.dir"),
+            plan,
+            folder,
+            BadRows(job.sample.max_bad, aside, setting="sample.max_bad"),
+            shuffle=job.features.shuffle,
+            seed=job.features.seed,
+            progress=self._how.progress,
+            memory_bytes=job.sample.memory_mb << 20,
+            threads=self._how.processes or os.cpu_count() or 1,
+            share=share,
+            again=self._how.resume,
+            step=step,
+            whole=job.sample.keep or step is not None,
+            more_row_bytes=self._shard_row_bytes,
+        )
+
+    def _dealt(self, cluster: Cluster, plan: JoinPlan, folder: Path) -> JoinCounts:
+        """Have a cluster make the samples, in as many shares as it has workers."""
+        self._aside("sample")
+        dealt = folder / "history" / DEALT
+        # A run that is taken up goes on with its own shares.
+        of = read_json(dealt).get("of") or (cluster.workers if plan.windows else 1)
+        dealt.parent.mkdir(exist_ok=True)
+        write_json(dealt, {"of": of})
+        shares = Share(0, of).all()
+        job = self._job.model_dump(mode="json")
+        if plan.windows:
+            list(cluster.map(partial(sample_step, cluster.run, job, "windows"), shares))
+        step = "lines" if plan.windows else None
+        found = list(cluster.map(partial(sample_step, cluster.run, job, step), shares))
+        missing = {one for counts in found for one in counts.missing}
+        return replace(found[0], missing=sorted(missing))
+
+    def step(self, step: str | None) -> JoinCounts:
+        """Do a step of what another run has begun."""
+        path = _given(self._job.sample.join, "sample.join")
+        plan = load_plan(path)
+        made_of = samples_made_of(self._job, plan, _given(self._job.sample.dir, "sample.dir"))
+        with making(self._samples, made_of, keep=True) as folder:
+            return self._joined(plan, folder, step)
 
     def features(self, *, alone: bool) -> Found:
         """Make a shard of every part of the samples; of those of this run's share, if ``alone``."""
+        samples = sorted(self._samples.glob("*.tsv"))
+        sizes = [[path.name, path.stat().st_size] for path in samples]
+        return self._features(self._how.share if alone else Share(), sizes)
+
+    def _features(
+        self,
+        share: Share,
+        samples: object,
+        lines: PartLines | None = None,
+        before: Found | None = None,
+    ) -> Found:
+        """Make the shards of a share.
+
+        ``samples`` is what the samples follow from; ``lines`` gives them if they are no files, and
+        ``before`` is what else the summary of the shards holds.
+        """
         settings = feature_settings(self._job)
-        clock = _Clock()
+        clock = Clock(self.cluster)
         done: list[PartDone] = []
-        made_of = _shards_made_of(settings, self._samples)
+        made_of = shards_made_of(settings, samples)
         if self._data.exists() and self._how.keep:
             summary = read_json(self._data / SUMMARY)
             if summary.get("made_of") == made_of:
-                return {**summary["stage"], "cpu_s": 0.0, "wall_s": 0.0, "reused": True}
+                return _reused(summary["stage"])
             self._refuse_finished(self._data)
         with making(self._data, made_of, self._how.keep) as folder:
-            parts = self._parts(folder)
-            share = self._how.share if alone else Share()
+            parts = self._parts(folder, lines)
             mine = [part for i, part in enumerate(parts) if share.has(i)]
             mine = [part for part in mine if not part.shard.exists()]
-            with self._workers(mine) as each:
+            left = self._rows(before) * len(mine) / len(parts)
+            check_room(folder, left * shard_row_bytes(settings))
+            with self._each(mine, lines) as each:
                 training = [part for part in parts if part.training]
                 settings, seen = _fitted(settings, each, training, folder / FEATURES)
                 done += seen
@@ -263,9 +379,14 @@ class _Extraction:
             bad.finish(rows + bad.count)
             found = {"rows": rows, "rejected": bad.count, "missing": [], **clock.found(done)}
             if self._how.share.of == 1 or claim(folder, self._how.resume):
-                write_json(folder / SUMMARY, {"made_of": made_of, "stage": found})
+                write_json(folder / SUMMARY, {"made_of": made_of, "stage": found, **(before or {})})
                 publish(folder, self._data)
         return found
+
+    def _rows(self, before: Found | None) -> int:
+        """Rows of the samples."""
+        stage = before["sample"] if before else read_json(self._samples / SUMMARY).get("stage", {})
+        return int(stage.get("rows", 0))
 
     def _rejected(self, settings: FeatureSettings, parts: Sequence[Part]) -> BadRows:
         bad = BadRows(settings.max_bad, setting="sample.max_bad")
@@ -274,34 +395,28 @@ class _Extraction:
                 bad.include(read_aside(part.aside))
         return bad
 
-    def _parts(self, folder: Path) -> list[Part]:
+    def _parts(self, folder: Path, lines: PartLines | None) -> list[Part]:
+        names = lines.names if lines else [path.name for path in self._samples.glob("*.tsv")]
+        samples = [self._samples / name for name in sorted(names)]
         found = [
             Part(path, folder / f"{path.stem}.shard", self._aside(path.stem), kind == "train")
             for kind in KINDS
-            for path in sorted(self._samples.glob(f"{kind}-*.tsv"))
+            for path in samples
+            if path.name.startswith(f"{kind}-")
         ]
         if not found:
             hint = "run the stage sample first"
             raise DataError("there are no samples", where=str(self._samples), hint=hint)
         return found
 
-    @contextlib.contextmanager
-    def _workers(self, parts: Sequence[Part]) -> Iterator[Each]:
-        """A ``map`` over parts, in several processes where that saves time."""
-        size = sum(part.sample.stat().st_size for part in parts)
-        most = min(os.cpu_count() or 1, size // MIN_BYTES_PER_PROCESS)
-        processes = min(self._how.processes or max(most, 1), len(parts))
-        if processes <= 1:
-            yield map
-            return
-        # Not fork: a process that has threads, as numerical libraries do, may hang in it.
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(processes, context) as pool:
-            try:
-                yield pool.map
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+    def _each(
+        self, parts: Sequence[Part], lines: PartLines | None
+    ) -> contextlib.AbstractContextManager[Each]:
+        if lines:
+            return lines.each()
+        if self.cluster:
+            return contextlib.nullcontext(self.cluster.map)
+        return each_of(parts, self._how.processes)
 
     def _refuse_finished(self, folder: Path) -> None:
         if folder.exists() and not self._how.overwrite:
@@ -310,30 +425,16 @@ class _Extraction:
 
     def _aside(self, name: str) -> Path:
         """The file that takes bad rows; what a run has left that this one does not take up goes."""
-        path = self._out / "rejected" / f"{name}.tsv"
+        path = self.out / "rejected" / f"{name}.tsv"
         if not self._how.keep:
             path.unlink(missing_ok=True)
         return path
 
 
-class _Clock:
-    """Times a stage, and adds up what its processes have used."""
-
-    def __init__(self) -> None:
-        self._wall, self._cpu = time.monotonic(), time.process_time()
-
-    def found(self, done: Sequence[PartDone]) -> Found:
-        others = [one for one in done if one.process != os.getpid()]
-        peaks: dict[int, int] = {os.getpid(): peak_bytes()}
-        for one in others:
-            peaks[one.process] = max(peaks.get(one.process, 0), one.peak_bytes)
-        cpu_s = time.process_time() - self._cpu + sum(one.cpu_s for one in others)
-        return {
-            "cpu_s": round(cpu_s, 3),
-            "wall_s": round(time.monotonic() - self._wall, 3),
-            "peak_rss_mb": round(sum(peaks.values()) / 2**20, 1),
-            "processes": len(peaks),
-        }
+def sample_step(run: str, job: Found, step: str | None, share: Share) -> JoinCounts:
+    """Do a step of a share of a run's samples, on a worker of its cluster."""
+    how = _How(False, True, share, partial(report, run, str(share)), threads_here())
+    return _Extraction(JobConfig.model_validate(job), how).step(step)
 
 
 def _fitted(
@@ -344,7 +445,12 @@ def _fitted(
     if not path.exists():
         spec = load_spec(settings.spec)
         done = list(each(partial(fit_part, settings), training)) if spec.fits else []
-        text = fit.fitted(spec, fit.merged(one.numbers for one in done))
+        text = fit.fitted(
+            spec,
+            fit.merged(one.numbers for one in done),
+            count_above=settings.count_above,
+            drop_missing=settings.drop_missing,
+        )
         new = path.with_name(f"tmp-{os.getpid()}-{path.name}")
         new.write_text(text, encoding="utf-8")
         new.replace(path)
@@ -371,30 +477,12 @@ def _frequent(done: Sequence[PartDone], above: int) -> np.ndarray:
     return keys[counts > above]
 
 
+def _reused(stage: Found) -> Found:
+    """What a stage that is not done again has found."""
+    return {**stage, "cpu_s": 0.0, "wall_s": 0.0, "reused": True}
+
+
 def _given(path: Path | None, key: str) -> Path:
     if path is None:
         raise ConfigError(f"{key} is not set", hint="extract needs it; see conf/ for examples")
     return Path(path)
-
-
-def _made_of(job: JobConfig, plan: JoinPlan, tables: Path) -> Found:
-    """All that samples follow from; equal for equal samples."""
-    names = [plan.impressions.table, *(join.table for join in plan.joins)]
-    names += [events.table for events in plan.events.values()]
-    files = [find_table(tables, name) for name in dict.fromkeys(names)]
-    return {
-        "plan": plan.model_dump(mode="json"),
-        "files": [[str(f), f.stat().st_size, f.stat().st_mtime_ns] for f in files],
-        "shuffle": job.features.shuffle,
-        "seed": job.features.seed,
-        "max_bad": job.sample.max_bad,
-    }
-
-
-def _shards_made_of(settings: FeatureSettings, samples: Path) -> Found:
-    """All that shards follow from."""
-    return {
-        **{name: str(value) for name, value in asdict(settings).items()},
-        "spec_digest": hashlib.sha256(load_spec(settings.spec).text.encode()).hexdigest(),
-        "samples": [[path.name, path.stat().st_size] for path in sorted(samples.glob("*.tsv"))],
-    }

@@ -78,6 +78,20 @@ def read_json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def check_room(folder: Path, need_bytes: float) -> None:
+    """Refuse to start what would end with a full disk.
+
+    Raises
+    ------
+    ConfigError
+        There is less free than is needed.
+    """
+    free = shutil.disk_usage(folder).free
+    if need_bytes > free:
+        what = f"this takes about {need_bytes / 1e9:.1f} GB of disk, and {free / 1e9:.1f} GB are"
+        raise ConfigError(f"{what} free", where=str(folder), hint="give another output.dir")
+
+
 @contextmanager
 def making(folder: Path, made_of: dict[str, Any], keep: bool) -> Iterator[Path]:
     """A folder beside ``folder`` to fill; ``publish`` it when all is there.
@@ -124,9 +138,12 @@ def claim(there: Path, again: bool) -> bool:
 
 
 def publish(there: Path, folder: Path) -> None:
-    """Give a folder that is full its name; one of that name is replaced."""
-    for name in (MADE_OF, CLAIM):
-        (there / name).unlink(missing_ok=True)
+    """Give a folder that is full its name; one of that name is replaced.
+
+    What runs that were cut off have left half made, ``tmp-`` in its name, goes.
+    """
+    for path in (there / MADE_OF, there / CLAIM, *there.glob("*tmp-*")):
+        path.unlink(missing_ok=True)
     if folder.exists():
         shutil.rmtree(folder)
     os.replace(there, folder)
