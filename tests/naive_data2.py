@@ -288,19 +288,6 @@ def split_rows(data, rows, separator):
     return found
 
 
-def drop_keys(keys, counts, keep):
-    """Keys and counts after taking out those not kept."""
-    left, at = [], 0
-    counts = [list(row) for row in counts]
-    for row in counts:
-        for slot, n in enumerate(row):
-            kept = [key for key, good in zip(keys[at:], keep[at : at + n], strict=False) if good]
-            left += kept
-            row[slot] = len(kept)
-            at += n
-    return left, counts
-
-
 # joining tables
 
 
@@ -351,6 +338,23 @@ def parse_times(texts):
     ]
 
 
+def split_plain(data, columns, room):
+    """Fields of the rows at the beginning of a text that are simple."""
+    rows = []
+    for line in data.splitlines(keepends=True) if columns > 1 else []:
+        fields = line[:-1].split(b",")
+        whole = line.endswith(b"\n") and not set(line[:-1]) & set(b'"\t\r')
+        if not whole or len(fields) != columns or len(rows) == room:
+            break
+        rows.append(fields)
+    return rows
+
+
+def take_fields(starts, ends, rows, column):
+    """Borders of a column's fields in some rows; row -1 has an empty one."""
+    return [(starts[row][column], ends[row][column]) if row >= 0 else (0, 0) for row in rows]
+
+
 def hash_fields(texts):
     """The hash of each text."""
     return [naive.xxh64(text.encode(), 0) for text in texts]
@@ -398,6 +402,10 @@ def hash_short(word, n):
 
 def hash_field(data, start, end):
     return naive.xxh64(data[start:end], 0)
+
+
+def hash_spans(data, starts, sizes):
+    return [naive.xxh64(data[a : a + n], 0) for a, n in zip(starts, sizes, strict=True)]
 
 
 def hash_list(data, start, end, separator):

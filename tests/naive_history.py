@@ -155,13 +155,50 @@ def copy_text(data, start, end, out, to):
 
 
 def rows_text(rows, closes):
-    """Text of rows of fields, and where the runs of each end."""
-    texts, runs = [], []
+    """Runs of rows of fields."""
+    run_of = [sum(closes[:c]) for c in range(len(closes))]
+    texts = []
     for row in rows:
-        texts.append(b"".join(field + b"\t" for field in row))
-        ends = [sum(len(field) + 1 for field in row[: i + 1]) for i in range(len(row))]
-        runs.append([end for end, close in zip(ends, closes, strict=True) if close])
-    return texts, runs
+        runs = [b""] * sum(closes)
+        for c, field in enumerate(row):
+            runs[run_of[c]] += field + b"\t"
+        texts.append(runs)
+    return texts
+
+
+def run_changes(rows, places, closes, lasting, before):
+    """Which runs are no lasting ones of the row before, and their bytes.
+
+    ``places`` says where the fields of each row lie: equal fields are no reason to share them.
+    """
+    run_of = [sum(closes[:c]) for c in range(len(closes))]
+    changed, sizes = [], []
+    for runs, (begins, stops), other in zip(rows_text(rows, closes), places, before, strict=True):
+        same = [bool(lasts) and other >= 0 for lasts in lasting]
+        for c, place in enumerate(zip(begins, stops, strict=True)):
+            there = places[max(other, 0)]
+            same[run_of[c]] &= place == (there[0][c], there[1][c])
+        changed.append([not one for one in same])
+        sizes.append(sum(len(run) for run, one in zip(runs, same, strict=True) if not one))
+    return changed, sizes
+
+
+def place_runs(rows, starts, ends, mine):
+    """Borders in the text of the runs ``mine`` of ``rows``, by row and run."""
+    return {
+        (row, run): (starts[i][j], ends[i][j])
+        for i, row in enumerate(rows)
+        for j, run in enumerate(mine)
+    }
+
+
+def last_texts(values):
+    return next((value for value in reversed(values) if value), 0)
+
+
+def fitting(events, bit):
+    """Key, time and number of the events, with masks before them, that have the bit."""
+    return [tuple(rest) for mask, *rest in events if mask & bit]
 
 
 def rows_size(rows):

@@ -1,5 +1,6 @@
 """The stages of extraction: what they write, that nothing depends on chance, and counting."""
 
+import itertools
 import json
 import re
 from collections import Counter
@@ -15,7 +16,7 @@ from ctrps.data import parts
 from ctrps.data.counts import KeyCounts, KnownKeys, merged
 from ctrps.data.extract import extract
 from ctrps.data.features import load_spec
-from ctrps.data.shards import Rows, Shard
+from ctrps.data.shards import Block, Rows, Schema, Shard
 from ctrps.data.synthetic import generate
 from ctrps.errors import ConfigError, DataError
 from ctrps.kernels.keys import key_of
@@ -35,8 +36,8 @@ def raw(tmp_path_factory):
 @pytest.fixture
 def small_parts(monkeypatch):
     """Parts and pieces so small that a few thousand rows have many."""
-    monkeypatch.setattr("ctrps.data.samples.PART_BYTES", 20_000)
-    monkeypatch.setattr("ctrps.data.samples.PART_ROWS", 100)
+    monkeypatch.setattr("ctrps.data.deal.PART_BYTES", 20_000)
+    monkeypatch.setattr("ctrps.data.deal.PART_ROWS", 100)
     monkeypatch.setattr("ctrps.data.parts.PIECE_LINES", 64)
 
 
@@ -119,7 +120,7 @@ def test_the_number_of_processes_does_not_matter(raw, tmp_path, small_parts):
     one = extract(job_of(raw, tmp_path / "one"), processes=1)
     two = extract(job_of(raw, tmp_path / "two"), processes=2)
     assert digests(tmp_path / "one" / "data") == digests(tmp_path / "two" / "data")
-    assert one["rows"] == two["rows"] and two["stages"]["features"]["processes"] == 3
+    assert one["rows"] == two["rows"] and two["stages"]["features"]["processes"] == 2
 
 
 def test_shuffle(raw, tmp_path):
@@ -345,7 +346,6 @@ def test_count_above_in_a_run(raw, tmp_path):
 
 
 def test_key_counts_in_many_pieces(monkeypatch):
-    monkeypatch.setattr("ctrps.data.counts.WAITING", 20)
     rng = np.random.default_rng(4)
     pieces = [rng.integers(0, 200, n).astype(np.uint64) for n in (0, 50, 1, 300, 40, 7)]
     counts = KeyCounts()
@@ -355,7 +355,7 @@ def test_key_counts_in_many_pieces(monkeypatch):
     assert dict(zip(keys.tolist(), numbers.tolist(), strict=True)) == Counter(
         np.concatenate(pieces).tolist()
     )
-    assert (np.diff(keys.astype(np.int64)) > 0).all()
+    assert len(keys) == len(set(keys.tolist()))
     twice, doubled = merged([counts.total(), counts.total()])
     assert twice.tolist() == keys.tolist() and doubled.tolist() == (2 * numbers).tolist()
     assert [len(array) for array in merged([])] == [0, 0]
@@ -364,10 +364,31 @@ def test_key_counts_in_many_pieces(monkeypatch):
 def test_known_keys():
     rows = Rows(np.uint64([1, 2, 3, 0]), np.int32([[2, 1], [0, 1]]), None,
                 np.zeros((2, 0), np.float32), np.float32([0, 1]))  # fmt: skip
-    found = KnownKeys(np.uint64([0, 2])).only(rows)
+    schema = Schema(("a", "b"))
+    found = Block.from_rows(rows, schema, keep=KnownKeys(np.uint64([0, 2])).has).to_rows()
     assert found.keys.tolist() == [2, 0] and found.counts.tolist() == [[1, 0], [0, 1]]
     assert rows.counts.tolist() == [[2, 1], [0, 1]]
-    assert KnownKeys(np.uint64([])).only(rows).counts.sum() == 0
+    none = Block.from_rows(rows, schema, keep=KnownKeys(np.uint64([])).has)
+    assert none.counts.sum() == len(none.index) == 0
+
+
+def test_blocks_of_some_keys_are_those_of_rows_of_some_keys():
+    schema = Schema(("a", "b"), ("x",))
+    rng = np.random.default_rng(6)
+    counts = rng.integers(0, 4, (50, 2)).astype(np.int32)
+    keys = rng.integers(0, 1 << 60, 70).astype(np.uint64)[rng.integers(0, 70, counts.sum())]
+    known = np.unique(keys)[::3]
+    kept = np.isin(keys, known)
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    fewer = np.array([kept[a:b].sum() for a, b in itertools.pairwise(starts)], np.int32)
+    dense, labels = np.ones((50, 1), np.float32), np.zeros(50, np.float32)
+    found = Block.from_rows(
+        Rows(keys, counts, None, dense, labels), schema, keep=KnownKeys(known).has
+    )
+    wanted = Block.from_rows(Rows(keys[kept], fewer.reshape(50, 2), None, dense, labels), schema)
+    for name in ("keys", "index", "counts", "dense"):
+        one, other = getattr(found, name), getattr(wanted, name)
+        assert one.dtype == other.dtype and one.tolist() == other.tolist()
 
 
 # what is delivered

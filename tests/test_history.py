@@ -11,10 +11,11 @@ from ctrps.data.badrows import BadRows
 from ctrps.data.days import day_starts, local_time, whole_days
 from ctrps.data.joinfile import load_plan
 from ctrps.data.samples import make_samples
+from ctrps.data.spill import Room, SpillWriter
 from ctrps.data.texts import Texts, text_order
 from ctrps.errors import ConfigError, DataError
 from ctrps.kernels import history as kernel
-from ctrps.kernels import runs
+from ctrps.kernels import lists, runs
 from ctrps.kernels.copying import WRITTEN_OVER, copy_text
 from ctrps.kernels.vectors import address
 from tests import naive_history as naive
@@ -132,9 +133,9 @@ def test_order_of_events_and_pieces_do_not_matter(tmp_path, monkeypatch):
     mixed = {**tables, "acts": "\n".join([head, *rng.permutation(acts)]) + "\n"}
     assert run(tmp_path / "b", mixed, plan) == wanted
     monkeypatch.setattr("ctrps.data.tables.PIECE_ROWS", 17)
-    monkeypatch.setattr("ctrps.data.history.RUN_EVENTS", 50)
+    monkeypatch.setattr("ctrps.data.buckets.RUN_EVENTS", 50)
     monkeypatch.setattr("ctrps.data.history.TEXT_BYTES", 900)
-    monkeypatch.setattr("ctrps.data.samples.PART_ROWS", 70)
+    monkeypatch.setattr("ctrps.data.deal.PART_ROWS", 70)
     assert run(tmp_path / "c", tables, plan, threads=2, chunk_bytes=300) == wanted
 
 
@@ -263,7 +264,7 @@ def test_lists(room):
     high = np.maximum.accumulate(low + rng.integers(0, 11, 60))
     low[10:20], high[30:32] = low[10], high[30]
 
-    def lists(function, *work):
+    def made(function, *work):
         pool, first, at = np.empty(room, np.uint8), 0, 0
         begins, stops = np.empty((2, 60), np.uint32)
         while True:
@@ -276,35 +277,73 @@ def test_lists(room):
 
     taken = [values[a:b].tolist() for a, b in zip(low, high, strict=True)]
     for most in (1, 2, 5, 9):
-        counts, ranks = np.zeros(6, np.int32), np.empty(6, np.int64)
-        found = lists(kernel.top_lists, counts, ranks, np.empty(most, np.int64))
+        counts, work = np.zeros(6, np.int32), np.empty((2, 6), np.int64)
+        found = made(lists.top_lists, counts, *work, most)
         assert found == [naive.top_lists(one, LISTED, most) for one in taken]
         assert not counts.any()
-    found = lists(kernel.distinct_lists, np.full(6, -1), 0, np.empty(6, np.int64))
+    found = made(lists.distinct_lists, np.full(6, -1), 0, np.empty(6, np.int64))
     assert found == [naive.distinct_lists(one, LISTED) for one in taken]
 
 
-def test_rows_of_text():
+@pytest.mark.parametrize("step", [3, 40, 700])
+def test_most_frequent_of_many(step):
+    """Ranges that overlap much, little and not at all; some values are very frequent."""
+    rng = np.random.default_rng(step)
+    listed = [b"", *(b"%d" % i for i in range(1, 301))]
+    data, starts, ends = column(listed)
+    values = rng.integers(0, 301, 6000) * rng.integers(0, 2, 6000) + rng.integers(0, 2, 6000)
+    values = np.minimum(values, 300)
+    low = np.minimum(np.arange(50) * step, 5000)
+    low[30:] = low[:20]
+    high = low + rng.integers(500, 900, 50)
+    counts, work = np.zeros(301, np.int32), np.empty((2, 301), np.int64)
+    pool = np.empty(50 * 2000, np.uint8)
+    begins, stops = np.empty((2, 50), np.uint32)
+    given = 0, low, high, values, data, starts, ends, counts, *work, 40, pool, 0, begins, stops
+    assert lists.top_lists(*given) == (50, stops.max())
+    found = [pool[a:b].tobytes() for a, b in zip(begins, stops, strict=True)]
+    taken = [values[a:b].tolist() for a, b in zip(low, high, strict=True)]
+    assert max(one.count(1) for one in taken) > lists._FEW / 2
+    assert found == [naive.top_lists(one, listed, 40) for one in taken]
+    assert not counts.any()
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_rows_of_text(apart):
+    """Rows 4 to 14, each sharing lasting runs with the row before it, or the one before that."""
     rng = np.random.default_rng(7)
     fields = np.array(random_texts(rng, 60), object).reshape(20, 3)
+    fields[[6, 9, 10], 2] = fields[[5, 7, 8], 2] = b"the same"
     pool, starts, ends = column(fields.T.ravel().tolist())
-    begins, stops = starts.reshape(3, 20), ends.reshape(3, 20)
+    begins, stops = (a.reshape(3, 20).astype(np.uint32) for a in (starts, ends))
+    for row, other in ((6, 5), (9, 7), (10, 8)):
+        begins[2, row], stops[2, row] = begins[2, other], stops[2, other]
     sizes = np.empty(20, np.int64)
-    runs.rows_size(*(a.astype(np.uint32) for a in (begins, stops)), sizes)
+    runs.rows_size(begins, stops, sizes)
     assert sizes.tolist() == naive.rows_size(fields)
-    closes = np.array([False, True, True])
-    # Rows 4 to 14: every other one behind the rest, with room between.
-    order = np.array([0, 2, 4, 6, 8, 10, 1, 3, 5, 7, 9])
-    ends = np.cumsum(sizes[4:15][order])
+    closes, lasting = np.array([False, True, True]), np.array([False, True])
+    before = np.arange(-1, 10)
+    order = np.arange(11)
+    if apart:
+        order = np.array([0, 2, 4, 6, 8, 10, 1, 3, 5, 7, 9])
+        before = np.maximum(np.arange(-2, 9), -1)
+    changed, sizes = np.empty((2, 11), np.bool_), np.empty(11, np.int64)
+    runs.run_changes(begins, stops, closes, lasting, 4, before, changed, sizes)
+    pairs = list(zip(begins.T[4:15].tolist(), stops.T[4:15].tolist(), strict=True))
+    wanted, wanted_sizes = naive.run_changes(fields[4:15], pairs, closes, lasting, before)
+    assert changed.T.tolist() == wanted and sizes.tolist() == wanted_sizes
+    assert not changed.all()
+    ends = np.cumsum(sizes[order])
     ends[6:] += WRITTEN_OVER
     places = np.empty(11, np.int64)
-    places[order] = ends - sizes[4:15][order]
-    out, run_ends = np.empty(ends[-1], np.uint8), np.empty((11, 2), np.uint32)
-    spans = begins.astype(np.uint32), stops.astype(np.uint32)
-    runs.rows_text(pool, *spans, closes, 4, places, out, run_ends)
-    texts, wanted = naive.rows_text(fields[4:15], closes)
-    found = [bytes(out[a : a + n]) for a, n in zip(places, sizes[4:15], strict=True)]
-    assert found == texts and run_ends.tolist() == wanted
+    places[order] = ends - sizes[order]
+    out = np.empty(ends[-1], np.uint8)
+    firsts, lasts = np.empty((2, 11, 2), np.uint32)
+    given = pool, begins, stops, closes, 4, before, changed, places, out, firsts, lasts
+    runs.rows_text(*given)
+    rows = zip(firsts, lasts, strict=True)
+    found = [[bytes(out[a:b]) for a, b in zip(*row, strict=True)] for row in rows]
+    assert found == naive.rows_text(fields[4:15], closes)
 
 
 def test_numbers():
@@ -325,18 +364,63 @@ def test_runs():
     data, starts, ends = column([*rows, b"-" * WRITTEN_OVER])
     starts, ends = starts[:-1], ends[:-1]
     for fields in ([4], [1, 3], [2, 1, 1]):
-        out = np.empty((len(fields), 3), np.int64)
+        out = np.empty((3, len(fields)), np.int64)
         runs.field_runs(data, starts, ends, np.array(fields), out)
-        firsts = np.vstack([starts, out[:-1]])
+        firsts = np.column_stack([starts, out[:, :-1]])
         wanted = naive.field_runs(rows, fields)
         found = [
-            [bytes(data[firsts[r, i] : out[r, i]]) for r in range(len(fields))] for i in range(3)
+            [bytes(data[firsts[i, r] : out[i, r]]) for r in range(len(fields))] for i in range(3)
         ]
         assert found == wanted
         text = np.empty(sum(map(len, rows[1:])), np.uint8)
         at = data.ctypes.data
         assert runs.join_runs(firsts + at, out + at, 1, 3, np.uint8(10), text) == len(text)
         assert text.tobytes() == naive.join_runs(wanted[1:], b"\n") == b"".join(rows[1:])
+
+
+def test_places_of_runs():
+    rng = np.random.default_rng(9)
+    text, rows, mine = np.empty(1000, np.uint8), np.uint32([5, 1, 6]), np.array([0, 2])
+    starts = rng.integers(0, 900, (3, 2)).astype(np.uint32)
+    ends = starts + rng.integers(0, 99, (3, 2)).astype(np.uint32)
+    firsts, lasts = np.zeros((2, 8, 3), np.int64)
+    sizes = np.full(8, 10)
+    runs.place_runs(rows, starts, ends, text, mine, firsts, lasts, sizes)
+    wanted = naive.place_runs(rows.tolist(), starts.tolist(), ends.tolist(), mine.tolist())
+    base = text.ctypes.data
+    for row in range(8):
+        for run in range(3):
+            a, b = wanted.get((row, run), (-base, -base))
+            assert (firsts[row, run], lasts[row, run]) == (a + base, b + base)
+        taken = [b - a for (r, _), (a, b) in wanted.items() if r == row]
+        assert sizes[row] == 10 + sum(taken)
+
+
+def test_last_texts():
+    rng = np.random.default_rng(10)
+    texts = [b"", b"a", b"bb", b"ccc"]
+    data, starts, ends = column(texts)
+    values = rng.integers(0, 2, 50) * rng.integers(1, 4, 50)
+    low = rng.integers(0, 51, 40)
+    high = np.minimum(low + rng.integers(0, 5, 40), 50)
+    begins, stops = np.empty((2, 40), np.uint32)
+    lists.last_texts(low, high, values, starts, ends, np.empty(51, np.int64), begins, stops)
+    found = [bytes(data[a:b]) for a, b in zip(begins, stops, strict=True)]
+    wanted = [naive.last_texts(values[a:b].tolist()) for a, b in zip(low, high, strict=True)]
+    assert found == [texts[rank] for rank in wanted]
+
+
+def test_events_that_fit():
+    rng = np.random.default_rng(11)
+    masks = rng.integers(0, 8, 60).astype(np.uint8)
+    ids = np.sort(rng.integers(0, 7, 60))
+    times, chosen = rng.integers(0, 99, (2, 60))
+    starts, out = np.empty(9, np.int64), np.empty((3, 60), np.int64)
+    size = kernel.fitting(masks, np.uint8(2), ids, times, chosen, starts, *out)
+    events = list(zip(masks.tolist(), ids.tolist(), times.tolist(), chosen.tolist(), strict=True))
+    wanted = naive.fitting(events, 2)
+    assert list(zip(*out[:, :size].tolist(), strict=True)) == wanted
+    assert np.repeat(np.arange(8), np.diff(starts)).tolist() == [one[0] for one in wanted]
 
 
 def test_days_where_clocks_change():
@@ -440,6 +524,25 @@ def test_too_little_memory_and_room(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"sample.memory_mb: too little: .* are left; allow more"):
         run(tmp_path / "a", tables, plan, memory_bytes=1 << 20)
     usage = type("Usage", (), {"free": 10})
-    monkeypatch.setattr("ctrps.data.samples.shutil.disk_usage", lambda _path: usage)
+    monkeypatch.setattr("ctrps.data.making.shutil.disk_usage", lambda _path: usage)
     with pytest.raises(ConfigError, match=r"takes about 0.0 GB of disk, and 0.0 GB are free; give"):
         run(tmp_path / "b", tables, plan)
+
+
+def test_records_stay_in_memory_until_they_are_written(tmp_path):
+    room = Room(100)
+    writers = [SpillWriter(tmp_path / name, room) for name in "ab"]
+    for number in (7, 3, 7):
+        for writer in writers:
+            writer.append(number, [np.arange(number), np.zeros(1)], weight=number)
+    assert room.left == 100 - 2 * 8 * (17 + 3) and not list(tmp_path.iterdir())
+    kept = writers[0].close()
+    writers[1].write()
+    assert room.left == 100 - 8 * (17 + 3)
+    on_disk = writers[1].close()
+    for found in (kept, on_disk):
+        assert sorted(found.records.tolist()) == [[3, 3, 3], [7, 7, 7], [7, 7, 7]]
+        assert [len(first) for first, _ in found.read(7)] == [7, 7]
+        assert found.joined(7)[0].tolist() == [*range(7), *range(7)] and not found.joined(5)
+        found.remove(7)
+    assert room.left == 100 - 8 * (3 + 1) and not kept.read(7) and len(on_disk.read(7)) == 2

@@ -156,7 +156,7 @@ def test_gzip_cut_short(raw):
 
 def test_table_that_is_not_there(raw):
     raw.write("log", "", ".cvs")
-    raw.rejects(r"no table log\{.csv,.csv.gz,.tar.gz\}; there is log.cvs")
+    raw.rejects(r"no table log\{.csv,.csv.gz,.csv.zst,.tar.gz,.parquet\}; there is log.cvs")
 
 
 def test_table_that_is_there_twice(raw):
@@ -309,8 +309,8 @@ def test_pieces_and_parts_do_not_matter(raw, monkeypatch):
     raw.write(
         "log", "user,time_stamp,ad,clk\n" + "".join(random_log(np.random.default_rng(2), 800))
     )
-    monkeypatch.setattr("ctrps.data.samples.PART_BYTES", 4000)
-    monkeypatch.setattr("ctrps.data.samples.PART_ROWS", 60)
+    monkeypatch.setattr("ctrps.data.deal.PART_BYTES", 4000)
+    monkeypatch.setattr("ctrps.data.deal.PART_ROWS", 60)
     monkeypatch.setattr("ctrps.data.tables.PIECE_ROWS", 37)
     small, counts = raw.join(chunk_bytes=256)
     monkeypatch.setattr("ctrps.data.tables.PIECE_ROWS", 1 << 16)
@@ -342,6 +342,37 @@ def test_local_time_over_a_change_of_clocks():
 def column(texts):
     columns = Columns.of_texts(texts)
     return columns.data, columns.starts[:, 0].copy(), columns.ends[:, 0].copy()
+
+
+def test_split_plain():
+    rng = np.random.default_rng(8)
+    for trial in range(300):
+        lines = [
+            b",".join(bytes(rng.choice(list(b"ab 9"), rng.integers(0, 30))) for _ in range(3))
+            for _ in range(rng.integers(0, 12))
+        ]
+        if lines and trial % 3:
+            strange = [b"", b"a", b"a,b", b"a,b,c,d", b'a,"b",c', b"a,\t,c", b"a,b,c\r", b"a,b\r,c"]
+            lines[rng.integers(0, len(lines))] = strange[rng.integers(0, len(strange))]
+        data = b"\n".join(lines) + b"\n" * int(rng.integers(0, 2))
+        for columns, room in ((3, 20), (3, 2), (1, 20)):
+            starts, ends = np.empty((2, room, columns), np.int32)
+            text = np.frombuffer(bytearray(data), np.uint8)
+            done, rows = tables.split_plain(text, np.uint8(44), starts, ends)
+            pairs = zip(starts[:rows], ends[:rows], strict=True)
+            found = [[data[a:b] for a, b in zip(*row, strict=True)] for row in pairs]
+            assert found == naive.split_plain(data, columns, room)
+            assert data[:done] == b"".join(b",".join(row) + b"\n" for row in found)
+
+
+def test_take_fields():
+    rng = np.random.default_rng(6)
+    rows, found = rng.integers(-1, 9, 30), np.empty((2, 30), np.int64)
+    for kind in (np.int32, np.int64):
+        starts, ends = rng.integers(0, 99, (2, 9, 4)).astype(kind)
+        tables.take_fields(starts, ends, rows, 2, *found)
+        wanted = naive.take_fields(starts.tolist(), ends.tolist(), rows.tolist(), 2)
+        assert list(zip(*found.tolist(), strict=True)) == wanted
 
 
 def test_hash_fields():

@@ -20,13 +20,13 @@ from ctrps.data.tables import COMMA, QUOTE, Columns, Piece, RawTable, find_table
 from ctrps.data.texts import Field
 from ctrps.errors import ConfigError, DataError
 from ctrps.kernels.keys import index_build, index_capacity, index_find, index_new
-from ctrps.kernels.tables import hash_fields, lines_size, lines_text, parse_times
+from ctrps.kernels.tables import hash_fields, lines_size, lines_text, parse_times, take_fields
 
 
 def timed_rows(table: RawTable, piece: Piece, column: int) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of the rows of a piece with a time stamp in a column, and the time stamps."""
     n = len(piece.starts)
-    starts, ends = (a[:, column].astype(np.int64) for a in (piece.starts, piece.ends))
+    _, starts, ends = field_of(piece, np.arange(n), column)
     times, good = np.empty(n, np.int64), np.empty(n, np.bool_)
     parse_times(piece.data, starts, ends, times, good)
     for row in np.flatnonzero(~good):
@@ -163,7 +163,8 @@ class Joiner:
     def _find(self, text: str) -> tuple[str, str, tuple[int, int]]:
         found = [c for c in self._every if text in (c[1], f"{c[0]}.{c[1]}")]
         if len(found) != 1:
-            raise _not_one(text, [f"{table}.{name}" for table, name, _ in found], self._every)
+            names = [f"{table}.{name}" for table, name, _ in found]
+            raise _not_one(text, names, self._every, f"{self._table.path}:1")
         return found[0]
 
     def good_rows(self, piece: Piece) -> tuple[np.ndarray, np.ndarray]:
@@ -241,11 +242,9 @@ def _flat(tables: Sequence[Columns | Piece]) -> _Flat:
 
 def field_of(table: Columns | Piece, rows: np.ndarray, column: int) -> Field:
     """A column for some rows; row -1 is empty."""
-    if not len(table.starts):
-        return table.data, np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
-    there = rows >= 0
-    starts, ends = (a[rows, column].astype(np.int64) for a in (table.starts, table.ends))
-    return table.data, starts * there, ends * there
+    starts, ends = np.empty((2, len(rows)), np.int64)
+    take_fields(table.starts, table.ends, rows, column, starts, ends)
+    return table.data, starts, ends
 
 
 def _derive(
@@ -266,10 +265,11 @@ def _derive(
 
 
 def _not_one(
-    text: str, found: Sequence[str], every: Sequence[tuple[str, str, tuple[int, int]]]
+    text: str, found: Sequence[str], every: Sequence[tuple[str, str, tuple[int, int]]], where: str
 ) -> ConfigError:
     if found:
         hint = f"write one of {', '.join(found)} in columns of the join file"
-        return ConfigError(f"several columns are called {text!r}", hint=hint)
+        return ConfigError(f"several columns are called {text!r}", where=where, hint=hint)
     names = ", ".join(dict.fromkeys(name for _, name, _ in every))
-    return ConfigError(f"no table has a column {text!r}", hint=f"there are {names}")
+    what = f"no table has a column {text!r}"
+    return ConfigError(what, where=where, hint=f"there are {names}")

@@ -53,7 +53,8 @@ class Impressions(_Model):
     Attributes
     ----------
     table
-        Its name: the table is ``NAME.csv``, ``NAME.csv.gz`` or ``NAME.tar.gz`` in ``sample.dir``.
+        Its name: the table is ``NAME.csv``, or another of ``ctrps.data.tables.ENDINGS``, in
+        ``sample.dir``.
     time
         Column of the time stamp, seconds since 1970 in UTC.
     zone
@@ -131,6 +132,11 @@ class Span(NamedTuple):
 
     unit: Literal["hours", "days"]
     length: int
+
+    @property
+    def whole_days(self) -> bool:
+        """It ends before the impression's day."""
+        return self.unit == "days" and self.length > 0
 
 
 class Window(_Model):
@@ -285,15 +291,17 @@ def load_plan(path: Path | str) -> JoinPlan:
     """
     shown = display(path)
     text = read_utf8(path, "check sample.join")
+    tree = _Tree(text, shown)
     try:
         root = yaml.compose(text, Loader=yaml.BaseLoader)
+        values = tree.value(root, ()) if root else {}
+    except RecursionError:
+        raise ConfigError("is nested too deeply", where=shown) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{shown}:{mark.line + 1}:{mark.column + 1}" if mark else shown
         what = getattr(error, "problem", None) or "unreadable"
         raise ConfigError(f"not YAML: {what}", where=place) from None
-    tree = _Tree(text, shown)
-    values = tree.value(root, ()) if root else {}
     if tree.problems:
         raise as_error(tree.problems)
     try:

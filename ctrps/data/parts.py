@@ -11,7 +11,7 @@ import math
 import os
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,6 +32,11 @@ from ctrps.kernels.tables import deal_rows
 
 PIECE_LINES = 4096
 """Lines that are worked on at a time; their features stay in the processor's cache."""
+
+Read = Callable[[Path], SampleText]
+
+FEATURE_BYTES, ROW_BYTES = 6.0, 40.0
+"""Estimates of bytes in a shard: of a feature of a row, and of a row beside its features."""
 
 NO_LINES = np.empty(0, np.int64)
 
@@ -100,15 +105,24 @@ class PartDone:
     numbers: tuple[Distribution, ...] = ()
 
 
+def shard_row_bytes(settings: FeatureSettings) -> float:
+    """Bytes of a row in a shard, about."""
+    spec = load_spec(settings.spec)
+    return FEATURE_BYTES * (len(spec.sparse) + len(spec.dense)) + ROW_BYTES
+
+
 def peak_bytes() -> int:
     """Most memory that this process ever had resident."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def write_part(settings: FeatureSettings, part: Part) -> PartDone:
-    """Write the shard of a part; training rows are shuffled, others keep their order."""
+def write_part(settings: FeatureSettings, part: Part, read: Read | None = None) -> PartDone:
+    """Write the shard of a part; training rows are shuffled, others keep their order.
+
+    ``read``, here and below, gives the text of a sample file that need not be there.
+    """
     cpu = time.process_time()
-    text, extractor = _open(settings, part)
+    text, extractor = _open(settings, part, read)
     lines = text.lines
     if settings.shuffle and part.training:
         lines = lines[_shuffled(len(lines), settings.seed, part.sample.name)]
@@ -122,13 +136,17 @@ def write_part(settings: FeatureSettings, part: Part) -> PartDone:
     }
     named = settings.names > 0 and part.training
     # A shard with its own name has its names beside it, so that a run may be taken up.
-    path = part.shard.with_suffix(".unnamed") if named else part.shard
+    path = part.shard.with_name(f"tmp-{os.getpid()}-{part.shard.name}") if named else part.shard
     kept = [NO_LINES]
-    with ShardWriter(path, extractor.schema, settings.block_rows, meta) as writer:
+    keep = known.has if known else None
+    # Other parts have the other cores.
+    writer = ShardWriter(path, extractor.schema, settings.block_rows, meta, keep, threads=1)
+    with writer:
         for rows, good in _kept(text, lines, extractor, bad):
-            writer.add(known.only(rows) if known else rows)
+            writer.add(rows)
             kept.append(good)
-    bad.close()
+        # A shard with its own name has its bad rows aside, too.
+        bad.close()
     if named:
         names = part.shard.with_suffix(SUFFIX)
         write_names(names, Shard(path), text, np.concatenate(kept), extractor, settings.names)
@@ -136,10 +154,10 @@ def write_part(settings: FeatureSettings, part: Part) -> PartDone:
     return _done(text, writer.rows, cpu)
 
 
-def count_part(settings: FeatureSettings, part: Part) -> PartDone:
+def count_part(settings: FeatureSettings, part: Part, read: Read | None = None) -> PartDone:
     """Count the keys of a part; its bad rows do not count and are not reported here."""
     cpu = time.process_time()
-    text, extractor = _open(settings, part)
+    text, extractor = _open(settings, part, read)
     counts = KeyCounts()
     rows = 0
     for piece in _rows(text, text.lines, extractor, BadRows(1.0)):
@@ -148,13 +166,13 @@ def count_part(settings: FeatureSettings, part: Part) -> PartDone:
     return _done(text, rows, cpu, counts.total())
 
 
-def fit_part(settings: FeatureSettings, part: Part) -> PartDone:
+def fit_part(settings: FeatureSettings, part: Part, read: Read | None = None) -> PartDone:
     """How the numbers of a part are distributed that the features file wants to be fitted to.
 
     Rows that are bad for other reasons count here too.
     """
     cpu = time.process_time()
-    text = read_sample(part.sample)
+    text = (read or read_sample)(part.sample)
     spec = spec_of_numbers(load_spec(settings.spec))
     extractor = Extractor(spec, text.header, text.file, empty=math.nan)
     found = distributions(_rows(text, text.lines, extractor, BadRows(1.0)))
@@ -178,15 +196,17 @@ def read_sample(path: Path) -> SampleText:
         When it cannot be read.
     """
     try:
-        data = np.fromfile(path, np.uint8)
+        # Mapped, not copied: pages come as they are read. Writable only for the kernels' sake.
+        size = path.stat().st_size
+        data = np.memmap(path, np.uint8, "c").view(np.ndarray) if size else np.empty(0, np.uint8)
     except OSError as error:
         what = f"cannot read it: {error.strerror}"
         raise DataError(what, where=str(path)) from None
     return SampleText.parse(data, str(path))
 
 
-def _open(settings: FeatureSettings, part: Part) -> tuple[SampleText, Extractor]:
-    text, spec = read_sample(part.sample), _spec(settings)
+def _open(settings: FeatureSettings, part: Part, read: Read | None) -> tuple[SampleText, Extractor]:
+    text, spec = (read or read_sample)(part.sample), _spec(settings)
     return text, Extractor(spec, text.header, text.file, drop_missing=settings.drop_missing)
 
 

@@ -4,48 +4,39 @@ A part of the samples is a file of its own, so that parts can be worked on apart
 are dealt to parts by a hash of (seed, row number): with the shuffle inside each part that follows,
 they end up in random order without ever being in memory together.
 
-The tables are read once. Where there are windows, their events go to disk in that pass, and
-``ctrps.data.history`` makes the windows and whole samples of them afterwards. What is finished is
-not done again when a run that was cut off is taken up.
+The tables are read once. Where there are windows, their events go to buckets in that pass
+(``ctrps.data.buckets``), and ``ctrps.data.history`` makes the windows and whole samples of them
+afterwards: as files, or in memory for the features. What is finished is not done again when a run
+that was cut off is taken up.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
+import secrets
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ctrps.data.badrows import BadRows
-from ctrps.data.days import local_time
-from ctrps.data.history import NOWHERE, EventBuckets, HistoryWork, Place, bucket_bits
+from ctrps.data.buckets import EventBuckets, EventsFound, bucket_bits
+from ctrps.data.deal import KINDS, Deal, JoinCounts, Targets, part_count, targets_of, text_bytes
+from ctrps.data.history import HistoryWork
 from ctrps.data.join import Joiner, field_of, read_side, timed_rows, without_commas
 from ctrps.data.joinfile import IMPRESSIONS, JoinPlan
-from ctrps.data.making import Share, claim, read_json, write_json
-from ctrps.data.streams import GZIP
+from ctrps.data.making import Share, check_room, claim, read_json, write_json
+from ctrps.data.sampletext import SampleText
+from ctrps.data.spill import Room
 from ctrps.data.tables import Piece, RawTable, find_table
 from ctrps.data.texts import Field
 from ctrps.data.windows import Histories
 from ctrps.errors import ConfigError, DataError
-from ctrps.kernels.tables import deal_rows
-
-PART_ROWS = 1 << 18
-"""Rows of a part that is filled in order; with all features they take some 100 MB as text."""
-
-PART_BYTES = 12 << 20
-"""Raw bytes behind a dealt part: PART_ROWS impressions of six short columns."""
-
-MAX_PARTS = 256
-
-GZIP_RATIO = 6
-"""How much smaller such tables are in gzip, roughly."""
 
 BASE_BYTES = 320 << 20
 """Memory of the process before it reads anything: Python, libraries and compiled kernels."""
@@ -53,9 +44,11 @@ BASE_BYTES = 320 << 20
 ROW_BYTES, BASE_ROW_BYTES, WINDOW_BYTES, EVENT_BYTES = 36, 150, 8, 60
 """Estimates: raw bytes of an impression, its text without windows, a window's text, an event."""
 
-KINDS = ("train", "test")
 KEPT_SHARE = 0.4
 """Share of the memory that windows may stay in until they become lines of samples."""
+
+FEATURES_BYTES = 64 << 20
+"""Memory, about, that making features of a text takes beside it."""
 
 READ, DONE = "read.json", "done.json"
 ALL = Share()
@@ -63,32 +56,17 @@ Progress = Callable[[str, int], None]
 T = TypeVar("T")
 
 
-@dataclass
-class JoinCounts:
-    """What became of the rows.
-
-    Attributes
-    ----------
-    read, rejected
-        Rows of all tables, good and bad, and the bad ones among them.
-    train, test, outside
-        Good impressions on training days, on test days, and on neither.
-    unmatched
-        Per joined table, the impressions of train and test without a row in it.
-    missing
-        Shares of the work that are not done yet, as ``I/N``.
-    """
-
-    read: int = 0
-    rejected: int = 0
-    train: int = 0
-    test: int = 0
-    outside: int = 0
-    unmatched: dict[str, int] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)
-
-
 def make_samples(
+    folder: Path, plan: JoinPlan, out: Path, bad: BadRows, **options: Any
+) -> JoinCounts:
+    """Join the tables of a folder to samples, all as files; see ``join_tables``."""
+    counts, lines = join_tables(folder, plan, out, bad, **options)
+    if lines:
+        lines.write()
+    return counts
+
+
+def join_tables(
     folder: Path,
     plan: JoinPlan,
     out: Path,
@@ -102,8 +80,11 @@ def make_samples(
     threads: int = 1,
     share: Share = ALL,
     again: bool = False,
-) -> JoinCounts:
-    """Join the tables of a folder to samples.
+    step: str | None = None,
+    whole: bool = True,
+    more_row_bytes: float = 0.0,
+) -> tuple[JoinCounts, PartLines | None]:
+    """Join the tables of a folder, up to the lines of samples.
 
     Parameters
     ----------
@@ -112,8 +93,8 @@ def make_samples(
     plan
         What to join.
     out
-        Folder that gets ``train-*.tsv`` and ``test-*.tsv``, each with a header line. Empty, or as
-        a run with the same arguments that was cut off has left it.
+        Folder for ``train-*.tsv`` and ``test-*.tsv``, each with a header line. Empty, or as a run
+        with the same arguments that was cut off has left it.
     bad
         Is told of bad rows, and at the end of how many there were.
     shuffle, seed
@@ -133,11 +114,18 @@ def make_samples(
         the samples.
     again
         Make them even if another run began to.
+    step
+        ``"windows"``: only those of ``share``; ``"lines"``: only its samples, once all windows
+        are there.
+    whole, more_row_bytes
+        There must be room on disk for the samples, too; and so many bytes for each row of them.
 
     Returns
     -------
-    JoinCounts
-        ``missing`` says which runs' windows are not there yet.
+    (JoinCounts, PartLines | None)
+        What was read, with ``missing`` saying which runs' windows are not there yet; and the
+        samples to be made. None if others make them, or where there are no windows: then they
+        are there.
 
     Raises
     ------
@@ -153,46 +141,121 @@ def make_samples(
         if share != ALL:
             hint = "run it as a whole, and the stage features in parts"
             raise ConfigError("samples without windows are made in one run", hint=hint)
-        for path in out.glob("*.tsv"):
-            path.unlink()
-        return reader.read(out, None, share)
+        reader.check_room(out, share, whole, more_row_bytes)
+        attempt = _attempt(out / "whole")
+        counts = reader.read(attempt, None, share)
+        for path in attempt.iterdir():
+            path.replace(out / path.name)
+        attempt.rmdir()
+        return counts, None
     bits = bucket_bits(reader.events_bytes())
     mine = _folder(out, share)
-    if not (mine / READ).exists():
-        shutil.rmtree(mine, ignore_errors=True)
-        (mine / "base").mkdir(parents=True)
-        reader.check_room(out, share)
-        with EventBuckets(reader.histories, mine, bits, share) as events:
-            counts = reader.read(mine / "base", events, share)
-        write_json(mine / READ, asdict(counts))
-    counts = JoinCounts(**read_json(mine / READ))
     room = memory_bytes - BASE_BYTES - reader.side_bytes
-    # What other runs need must be on disk.
-    keep_bytes = int(room * KEPT_SHARE) if share == ALL else 0
-    history = HistoryWork(reader.histories, out / "history", mine, bits, keep_bytes)
-    room -= max(keep_bytes, 0)
+    # What other runs or later steps need must be on disk.
+    keep = Room(int(room * KEPT_SHARE) if share == ALL and step is None else 0)
+    room -= max(keep.left, 0)
+    found = None
+    if not (mine / READ).exists():
+        reader.check_room(out, share, whole, more_row_bytes)
+        attempt = _attempt(mine)
+        (attempt / "base").mkdir()
+        with EventBuckets(reader.histories, attempt, bits, share, keep) as events:
+            counts = reader.read(attempt / "base", events, share)
+            found = events.close()
+        if found.durable:
+            write_json(attempt / READ, asdict(counts))
+            found = None
+        shutil.rmtree(mine, ignore_errors=True)
+        attempt.rename(mine)
+    else:
+        counts = JoinCounts(**read_json(mine / READ))
+    history = HistoryWork(reader.histories, out / "history", bits, keep)
     if not (mine / DONE).exists():
-        workers = _workers(threads, room, history.bucket_bytes())
+        found = found or EventsFound.on_disk(reader.histories, mine)
+        workers = _workers(threads, room, history.bucket_bytes(found))
         buckets = [bucket for bucket in history.buckets() if share.has(bucket[1])]
-        _each("windows", lambda bucket: history.compute(*bucket), buckets, workers, progress)
+        compute = partial(_compute, history, found)
+        _each("windows", compute, buckets, workers, progress)
         if history.durable:
             write_json(mine / DONE, {})
-            history.remove_events()
+            found.remove()
+    if step == "windows":
+        return counts, None
     others = [one for one in share.all() if one != share]
     counts.missing = [str(one) for one in others if not (_folder(out, one) / DONE).exists()]
-    if not counts.missing and share.of > 1 and not claim(out, again):
+    alone = share.of == 1 or step is not None
+    if not counts.missing and not alone and not claim(out, again):
         counts.missing = ["samples, which another run makes (if it has ended, use --resume)"]
-    if not counts.missing:
-        workers = _workers(threads, room, history.part_bytes())
-        bases = [base for one in share.all() for base in (_folder(out, one) / "base").iterdir()]
-        join = partial(_join_part, history, reader.header, out)
-        _each("lines", join, sorted(bases), workers, progress)
-    return counts
+    if counts.missing:
+        return counts, None
+    every = [base for one in share.all() for base in (_folder(out, one) / "base").iterdir()]
+    bases = sorted(every, key=lambda base: base.name)
+    if step == "lines":
+        bases = bases[share.number :: share.of]
+    return counts, PartLines(history, reader.header, out, bases, room, threads, progress)
+
+
+class PartLines:
+    """Samples whose windows are computed, part by part: made as files, or in memory when asked for.
+
+    Attributes
+    ----------
+    names
+        Of the files.
+    """
+
+    def __init__(
+        self,
+        history: HistoryWork,
+        header: bytes,
+        out: Path,
+        bases: Sequence[Path],
+        room: int,
+        threads: int,
+        progress: Progress | None,
+    ):
+        self._history, self._header, self._out, self._bases = history, header, out, bases
+        self._room, self._threads, self._progress = room, threads, progress
+        self.names = [base.name for base in bases]
+
+    def write(self) -> None:
+        """Make the files that are not there."""
+        workers = _workers(self._threads, self._room, self._history.part_bytes(whole=False))
+        join = partial(_join_part, self._history, self._header, self._out)
+        _each("lines", join, self._bases, workers, self._progress)
+
+    @contextmanager
+    def each(self) -> Iterator[Callable[..., Iterator[Any]]]:
+        """A ``map`` over parts, of functions that read a sample by their argument ``read``.
+
+        As many threads work as there is memory for.
+        """
+        need = self._history.part_bytes(whole=True) + FEATURES_BYTES
+        with ThreadPoolExecutor(_workers(self._threads, self._room, need)) as pool:
+            try:
+                yield lambda task, parts: pool.map(partial(task, read=self._text), parts)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def _text(self, path: Path) -> SampleText:
+        """What a file of samples is, or would be."""
+        base = self._bases[self.names.index(path.name)]
+        return self._history.text(_part_of(base), base, self._header, str(path))
 
 
 def _folder(out: Path, share: Share) -> Path:
     """What the run of a share keeps for itself."""
     return out / "history" / str(share).replace("/", "-of-")
+
+
+def _attempt(folder: Path) -> Path:
+    """A new folder for a try at filling one; an earlier try that still goes on fails."""
+    for old in folder.parent.glob(f"{folder.name}.try-*"):
+        shutil.rmtree(old, ignore_errors=True)
+    new = folder.with_name(f"{folder.name}.try-{secrets.token_hex(4)}")
+    new.mkdir(parents=True)
+    return new
 
 
 def _workers(threads: int, room: int, need: int) -> int:
@@ -223,11 +286,19 @@ def _each(
             raise
 
 
+def _compute(history: HistoryWork, events: EventsFound, bucket: tuple[int, int]) -> int:
+    """Compute the windows of a bucket, unless they are there; return its rows."""
+    return history.compute(events, *bucket)
+
+
 def _join_part(history: HistoryWork, header: bytes, out: Path, base: Path) -> int:
     """Make a part of the samples, unless it is there; return its rows."""
-    kind, number = base.stem.split("-")
-    part = int(number) * len(KINDS) + KINDS.index(kind)
-    return history.join(part, base, header, out / base.name)
+    return history.write(_part_of(base), base, header, out / base.name)
+
+
+def _part_of(path: Path) -> int:
+    kind, number = path.stem.split("-")
+    return int(number) * len(KINDS) + KINDS.index(kind)
 
 
 class _Reader:
@@ -247,7 +318,7 @@ class _Reader:
         self._progress = progress
         self._sides = [read_side(folder, join, bad) for join in plan.joins]
         self._path = find_table(folder, plan.impressions.table)
-        self._deal = _Deal(_parts(self._path) if shuffle else 0, seed)
+        self._deal = Deal(part_count(self._path) if shuffle else 0, seed)
         with RawTable(self._path, bad, chunk_bytes) as table:
             joiner = Joiner(plan, table, self._sides)
             self.header = joiner.header
@@ -264,19 +335,17 @@ class _Reader:
     def events_bytes(self) -> int:
         """Bytes of the texts whose rows go to buckets, about; it follows from the files alone."""
         tables = [self._plan.events[n].table for n in self.histories.sources if n != IMPRESSIONS]
-        size = sum(_text_bytes(find_table(self._folder, table)) for table in tables)
-        return size + _text_bytes(self._path) * len(self.histories.groups)
+        size = sum(text_bytes(find_table(self._folder, table)) for table in tables)
+        return size + text_bytes(self._path) * len(self.histories.groups)
 
-    def check_room(self, out: Path, share: Share) -> None:
-        """Refuse to start what would end with a full disk."""
-        rows = _text_bytes(self._path) // ROW_BYTES
+    def check_room(self, out: Path, share: Share, whole: bool, more_row_bytes: float) -> None:
+        """Refuse to start what would end with a full disk: see ``join_tables``."""
+        rows = text_bytes(self._path) // ROW_BYTES
         groups, windows = len(self.histories.groups), len(self._plan.windows)
         text = rows * (BASE_ROW_BYTES + windows * WINDOW_BYTES)
-        need = (self.events_bytes() + rows * groups * EVENT_BYTES + text) // share.of + text
-        free = shutil.disk_usage(out).free
-        if need > free:
-            what = f"this takes about {need / 1e9:.1f} GB of disk, and {free / 1e9:.1f} GB are free"
-            raise ConfigError(what, where=str(out), hint="give another output.dir")
+        events = self.events_bytes() + rows * groups * EVENT_BYTES + text if windows else 0
+        samples = text if whole or not windows else 0
+        check_room(out, events / share.of + samples + rows * more_row_bytes)
 
     def read(self, out: Path, events: EventBuckets | None, share: Share) -> JoinCounts:
         """Write a share's parts to ``out``; without header lines if there are ``events``."""
@@ -287,7 +356,7 @@ class _Reader:
             header = b"" if events else joiner.header
             for piece in table.pieces():
                 rows, times = joiner.good_rows(piece)
-                targets = _targets(self._plan, self._deal, times, counts)
+                targets = targets_of(self._plan, self._deal, times, counts)
                 found = joiner.match(piece, rows, times)
                 for name, missing in joiner.unmatched(found, targets.order).items():
                     counts.unmatched[name] += missing
@@ -301,7 +370,6 @@ class _Reader:
         if events:
             for name in self._plan.events:
                 counts.read += self._read_events(name, events)
-            events.close()
         counts.rejected = self._bad.count
         self._bad.finish(counts.read)
         if not counts.train + counts.test:
@@ -333,100 +401,11 @@ def _event_field(table: RawTable, piece: Piece, rows: np.ndarray, name: str) -> 
     return field_of(piece, rows, table.column(name))
 
 
-@dataclass
-class _Deal:
-    """How training rows get to parts; 0 parts: in order. ``filled``: rows of parts so far."""
-
-    parts: int
-    seed: int
-    filled: dict[int, int] = field(default_factory=dict)
-
-
-def _text_bytes(path: Path) -> int:
-    """Bytes of a table as text, about."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        return size * GZIP_RATIO if file.read(len(GZIP)) == GZIP else size
-
-
-def _parts(path: Path) -> int:
-    """Number of parts to deal to; it follows from the file alone."""
-    return min(max(math.ceil(_text_bytes(path) / PART_BYTES), 1), MAX_PARTS)
-
-
-class _Targets(NamedTuple):
-    """Rows of a piece by the part they go to; those of no part are left out.
-
-    Attributes
-    ----------
-    order
-        Numbers of the rows.
-    parts, rows
-        Number of each one's part among those of both kinds, and which row of it it becomes.
-    """
-
-    order: np.ndarray
-    parts: np.ndarray
-    rows: np.ndarray
-
-    def places(self, n: int) -> Place:
-        """The same for all rows of the piece."""
-        parts, rows = np.full(n, NOWHERE), np.zeros(n, np.uint32)
-        parts[self.order], rows[self.order] = self.parts, self.rows
-        return Place(parts, rows)
-
-    def groups(self) -> list[tuple[int, int]]:
-        """Borders of the rows of each part."""
-        firsts = [0, *(np.flatnonzero(np.diff(self.parts)) + 1), len(self.parts)]
-        return list(itertools.pairwise(firsts)) if len(self.parts) else []
-
-
-def _targets(plan: JoinPlan, deal: _Deal, times: np.ndarray, counts: JoinCounts) -> _Targets:
-    """Send each row to its part, and count it."""
-    kinds = _kinds(plan, times)
-    numbers = np.zeros(len(times), np.int64)
-    for kind, before in enumerate((counts.train, counts.test)):
-        mine = kinds == kind
-        numbers[mine] = (before + np.arange(np.count_nonzero(mine))) // PART_ROWS
-    if deal.parts:
-        dealt = np.empty(len(times), np.int64)
-        first = counts.train + counts.test + counts.outside
-        deal_rows(first, np.uint64(deal.seed), deal.parts, dealt)
-        numbers = np.where(kinds == 0, dealt, numbers)
-    counts.train += int(np.count_nonzero(kinds == 0))
-    counts.test += int(np.count_nonzero(kinds == 1))
-    counts.outside += int(np.count_nonzero(kinds < 0))
-    parts = np.where(kinds < 0, -1, numbers * len(KINDS) + kinds)
-    order = np.argsort(parts, kind="stable")
-    order = order[parts[order] >= 0]
-    targets = _Targets(order, parts[order], np.empty(len(order), np.int64))
-    for first, last in targets.groups():
-        part = int(targets.parts[first])
-        before = deal.filled.get(part, 0)
-        targets.rows[first:last] = np.arange(before, before + last - first)
-        deal.filled[part] = before + last - first
-    return targets
-
-
-def _kinds(plan: JoinPlan, times: np.ndarray) -> np.ndarray:
-    """0 for rows on training days, 1 for rows on test days, -1 for others."""
-    if plan.split is None:
-        return np.zeros(len(times), np.int64)
-    days, _ = local_time(times, plan.zone)
-    kinds = np.full(len(times), -1, np.int64)
-    for kind, name in enumerate(KINDS):
-        span = getattr(plan.split, name)
-        if span:
-            first, last = span.days
-            kinds[(days >= first) & (days <= last)] = kind
-    return kinds
-
-
 def _append(
     out: Path,
     header: bytes,
     lines: tuple[np.ndarray, np.ndarray],
-    targets: _Targets,
+    targets: Targets,
     share: Share,
 ) -> None:
     """Write the rows of a piece behind those that their parts already have."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 NEWLINE = np.uint8(10)
+PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,27 +24,43 @@ class SampleText:
         Names of the fields, in the order of the file.
     lines : int64[n]
         First byte of each line after the header.
+    before : int
+        Lines of the file before the first of ``lines``.
     """
 
     file: str
     data: np.ndarray
     header: tuple[str, ...]
     lines: np.ndarray
+    before: int = 1
 
     @classmethod
-    def parse(cls, data: np.ndarray, file: str) -> SampleText:
-        """Find header and lines; a byte order mark and blanks around names do not count."""
-        breaks = np.flatnonzero(data == NEWLINE) + 1
-        starts = np.concatenate([breaks, [len(data)]])
-        head = bytes(data[: starts[0]]).decode("utf-8-sig", "backslashreplace")
+    def parse(cls, data: np.ndarray, file: str, lines: np.ndarray | None = None) -> SampleText:
+        """Find header and ``lines``, if they are not known.
+
+        A byte order mark and blanks around names do not count.
+        """
+        if lines is None:
+            starts = np.append(_breaks(data) + 1, len(data))
+            lines, end = starts[starts < len(data)], int(starts[0])
+        else:
+            end = int(lines[0]) if len(lines) else len(data)
+        head = bytes(data[:end]).decode("utf-8-sig", "backslashreplace")
         header = tuple(name.strip() for name in head.split("\t"))
-        return cls(file, data, header, starts[starts < len(data)])
+        return cls(file, data, header, lines)
 
     def line_of(self, start: int) -> int:
         """Number, from 1, of the line that holds a byte after the header."""
-        return int(np.searchsorted(self.lines, start, side="right")) + 1
+        return int(np.searchsorted(self.lines, start, side="right")) + self.before
 
     def place(self, position: int) -> tuple[int, int]:
         """Line and column, from 1, of a byte after the header."""
         line = self.line_of(position)
-        return line, position - int(self.lines[line - 2]) + 1
+        return line, position - int(self.lines[line - self.before - 1]) + 1
+
+
+def _breaks(data: np.ndarray) -> np.ndarray:
+    """Places of line ends; looked for piece by piece, because the marks take memory, too."""
+    pieces = range(0, len(data), PIECE_BYTES)
+    found = [np.flatnonzero(data[at : at + PIECE_BYTES] == NEWLINE) + at for at in pieces]
+    return np.concatenate([np.empty(0, np.int64), *found])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -19,62 +18,109 @@ from ctrps.errors import DataError
 KIND = "spill"
 
 
+class Room:
+    """Bytes of memory that several may use; what is ``left`` may get below 0 by one use.
+
+    Threads share it without a lock: it is an estimate.
+    """
+
+    def __init__(self, size_bytes: int = 0):
+        self.left = size_bytes
+
+
 class SpillWriter:
-    """Writes a file, whole or not at all; a number may be used again and again."""
+    """Writes a file, whole or not at all; a number may be used again and again.
 
-    def __init__(self, path: Path):
-        self._file = FrameFileWriter(path, KIND)
+    Parameters
+    ----------
+    path
+    room
+        If given, records stay in memory, at its cost, and there is no file until ``write``.
+    """
+
+    def __init__(self, path: Path, room: Room | None = None):
+        self._path = path
+        self._kept = Kept(room or Room())
+        self._file: FrameFileWriter | None = None
         self._records: list[tuple[int, int, int]] = []
+        if room is None:
+            self.write()
 
-    def append(self, number: int, arrays: Sequence[np.ndarray]) -> None:
-        self._file.append(None, arrays)
-        size = sum(array.nbytes for array in arrays)
-        self._records.append((number, len(arrays[0]), size))
+    def append(self, number: int, arrays: Sequence[np.ndarray], weight: int = 0) -> None:
+        if self._file is None:
+            self._kept.append(number, arrays, weight)
+        else:
+            self._file.append(None, arrays)
+            self._records.append((number, len(arrays[0]), weight))
 
-    def close(self) -> None:
+    def write(self) -> None:
+        """From here on use the file; what is in memory comes first in it."""
+        if self._file is None:
+            self._file = FrameFileWriter(self._path, KIND)
+            for number, arrays, weight in self._kept.take():
+                self.append(number, arrays, weight)
+
+    def close(self) -> Kept | Spill:
+        """Finish, and return what can be read."""
+        if self._file is None:
+            return self._kept
         self._file.append(None, [np.array(self._records, np.int64).reshape(-1, 3)])
         self._file.close({})
+        return Spill(self._path)
 
     def abandon(self) -> None:
         """Remove the file, unless it is closed."""
-        self._file.__exit__(None, None, None)
+        if self._file is not None:
+            self._file.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        try:
-            if kind is None:
-                self.close()
-        finally:
-            self.abandon()
+    def __exit__(self, *_: object) -> None:
+        self.abandon()
 
 
 class Kept:
-    """The same in memory: written as a ``SpillWriter``, read as a ``Spill``."""
+    """The same in memory: written as a ``SpillWriter``, read as a ``Spill``.
 
-    def __init__(self) -> None:
-        self._arrays: list[tuple[int, Sequence[np.ndarray]]] = []
+    Of records that have one and the same last array, one after the other, it counts once.
+    """
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(array.nbytes for _, arrays in self._arrays for array in arrays)
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._last: np.ndarray | None = None
+        self._found: dict[int, list[tuple[Sequence[np.ndarray], int]]] = {}
 
     @property
     def records(self) -> np.ndarray:
-        sizes = [(n, len(a[0]), sum(array.nbytes for array in a)) for n, a in self._arrays]
+        sizes = [(n, len(a[0]), weight) for n, found in self._found.items() for a, weight in found]
         return np.array(sizes, np.int64).reshape(-1, 3)
 
-    def append(self, number: int, arrays: Sequence[np.ndarray]) -> None:
-        self._arrays.append((number, arrays))
+    def append(self, number: int, arrays: Sequence[np.ndarray], weight: int = 0) -> None:
+        own = arrays[:-1] if arrays[-1] is self._last else arrays
+        self._room.left -= sum(array.nbytes for array in own)
+        self._last = arrays[-1]
+        self._found.setdefault(number, []).append((arrays, weight))
 
     def read(self, number: int) -> list[Sequence[np.ndarray]]:
-        return [arrays for found, arrays in self._arrays if found == number]
+        return [arrays for arrays, _ in self._found.get(number, ())]
+
+    def joined(self, number: int) -> list[np.ndarray]:
+        return _joined(self.read(number))
+
+    def take(self) -> list[tuple[int, Sequence[np.ndarray], int]]:
+        """Give everything away: number, arrays and weight of each record."""
+        taken = [
+            (n, arrays, weight) for n, found in self._found.items() for arrays, weight in found
+        ]
+        self._room.left += sum(array.nbytes for _, arrays, _ in taken for array in arrays)
+        self._found, self._last = {}, None
+        return taken
+
+    def remove(self, number: int) -> None:
+        """What has the number will not be read again."""
+        for arrays, _ in self._found.pop(number, ()):
+            self._room.left += sum(array.nbytes for array in arrays)
 
 
 class Spill:
@@ -83,7 +129,7 @@ class Spill:
     Attributes
     ----------
     records : int64[records, 3]
-        Of each its number, the rows of its first array, and its bytes.
+        Of each its number, the rows of its first array, and the weight it was given.
 
     Raises
     ------
@@ -98,11 +144,13 @@ class Spill:
     ...     with SpillWriter(path) as writer:
     ...         for number in (7, 3, 7):
     ...             writer.append(number, [np.arange(number)])
+    ...         _ = writer.close()
     ...     [len(arrays[0]) for arrays in Spill(path).read(7)]
     [7, 7]
     """
 
     def __init__(self, path: Path):
+        self.path = path
         try:
             self._file = FrameFile(path, KIND)
             _, (self.records,) = self._file.read(self._file.records - 1)
@@ -119,8 +167,14 @@ class Spill:
 
     def joined(self, number: int) -> list[np.ndarray]:
         """The same with the records' arrays joined; empty if there is none."""
-        parts = self.read(number)
-        return [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
+        return _joined(self.read(number))
+
+    def remove(self, number: int) -> None:
+        """The file stays as it is."""
+
+
+def _joined(parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+    return [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
 
 
 def _damaged(error: CodecError) -> DataError:

@@ -22,15 +22,15 @@ from ctrps.data.texts import Ranked
 from ctrps.errors import ConfigError, DataError
 from ctrps.kernels.history import (
     NUMBER_BYTES,
-    distinct_lists,
+    fitting,
     mix_pairs,
     put_numbers,
     radix_order,
     ranges,
     sort_ties,
-    top_lists,
 )
 from ctrps.kernels.keys import index_capacity, index_find, index_insert, index_new
+from ctrps.kernels.lists import distinct_lists, last_texts, top_lists
 
 Filter = tuple[tuple[str, tuple[str, ...]], ...]
 """Columns and the values that each may have."""
@@ -68,7 +68,9 @@ class Group:
     windows
         Names and windows in the order of the sample.
     closes : bool[windows]
-        A column that is not of this group follows in the sample.
+        A run ends with the column.
+    lasting : bool[runs]
+        Its windows are the same all day.
     keys
         Per source its key columns; the group's comes first.
     values
@@ -77,6 +79,7 @@ class Group:
 
     windows: tuple[tuple[str, Window], ...]
     closes: np.ndarray
+    lasting: np.ndarray
     keys: Mapping[str, By]
     values: Mapping[str, By]
 
@@ -94,17 +97,19 @@ class Histories:
     ----------
     groups, sources
     runs
-        The sample as pieces of adjacent columns: (number of the group or -1, columns).
+        The sample as pieces of adjacent columns: (number of the group or -1, columns). Windows
+        of whole days, which are the same all day, are runs of their own.
     """
 
     def __init__(self, plan: JoinPlan, columns: Sequence[str]):
         self.zone = plan.zone
         firsts = list(dict.fromkeys(w.by[0] for w in plan.windows.values()))
         group_of = {name: firsts.index(w.by[0]) for name, w in plan.windows.items()}
-        self.runs = [
-            (number, len(list(names)))
-            for number, names in groupby(columns, lambda name: group_of.get(name, -1))
-        ]
+
+        def run_of(name: str) -> tuple[int, bool]:
+            return group_of.get(name, -1), name in group_of and plan.windows[name].span.whole_days
+
+        self.runs = [(number, len(list(names))) for (number, _), names in groupby(columns, run_of)]
         self.sources = {
             name: _source(plan, name)
             for name in (IMPRESSIONS, *plan.events)
@@ -150,7 +155,9 @@ def _group(
     sources: Mapping[str, Source],
 ) -> Group:
     closes = np.zeros(len(windows), np.bool_)
-    closes[np.cumsum([count for group, count in runs if group == number]) - 1] = True
+    ends = np.cumsum([count for group, count in runs if group == number]) - 1
+    closes[ends] = True
+    lasting = np.array([windows[end][1].span.whole_days for end in ends])
     keys: dict[str, By] = {}
     values: dict[str, By] = {}
     for source in dict.fromkeys([IMPRESSIONS, *(w.events for _, w in windows)]):
@@ -159,7 +166,7 @@ def _group(
         keys[source] = tuple(dict.fromkeys(names.get(key, key) for by in every for key in by))
         mine = [w.of for _, w in windows if w.events == source and w.of is not None]
         values[source] = tuple(dict.fromkeys(mine))
-    return Group(tuple(windows), closes, keys, values)
+    return Group(tuple(windows), closes, lasting, keys, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +309,7 @@ class _Asked:
         first, self.order = self._number([0], np.arange(len(self.times)))
         self.times = impressions.times[self.order]
         self._keys: dict[tuple[int, ...], _Key] = {(0,): first}
+        self._bounds: dict[tuple[Span, int], tuple[np.ndarray, np.ndarray]] = {}
 
     def key(self, at: Sequence[int]) -> _Key:
         if tuple(at) not in self._keys:
@@ -323,6 +331,11 @@ class _Asked:
 
     def bounds(self, span: Span, delay_s: int) -> tuple[np.ndarray, np.ndarray]:
         """Since when and until when each impression looks back."""
+        if (span, delay_s) not in self._bounds:
+            self._bounds[span, delay_s] = self._compute_bounds(span, delay_s)
+        return self._bounds[span, delay_s]
+
+    def _compute_bounds(self, span: Span, delay_s: int) -> tuple[np.ndarray, np.ndarray]:
         until = self.times - delay_s
         if span.unit == "hours":
             return self.times - span.length * HOUR_S, until
@@ -356,19 +369,21 @@ class _Past:
         index_find(key.index, _mixed(events.keys, at), ids)
         there = np.flatnonzero(ids >= 0)
         ids = ids[there]
-        order = sorted_order(ids, events.times[there])
-        self._chosen, self._ids = there[order], ids[order]
+        times = events.times[there]
+        order = sorted_order(ids, times)
+        self._chosen, self._ids, self._times = there[order], ids[order], times[order]
         self._masks = events.masks[self._chosen]
         self._streams: dict[Filter, _Stream] = {}
 
     def stream(self, which: Filter) -> _Stream:
         if which not in self._streams:
             bit = self._masks.dtype.type(1 << self.source.filters.index(which))
-            fit = np.flatnonzero(self._masks & bit)
-            ids, chosen = self._ids[fit], self._chosen[fit]
-            starts = np.zeros(self._count + 1, np.int64)
-            np.cumsum(np.bincount(ids, minlength=self._count), out=starts[1:])
-            self._streams[which] = _Stream(chosen, ids, self._events.times[chosen], starts)
+            starts = np.empty(self._count + 1, np.int64)
+            kept = np.empty((3, len(self._ids)), np.int64)
+            given = self._masks, bit, self._ids, self._times, self._chosen
+            size = fitting(*given, starts, *kept)
+            ids, times, chosen = (array[:size] for array in kept)
+            self._streams[which] = _Stream(chosen, ids, times, starts)
         return self._streams[which]
 
     def values(self, stream: _Stream, column: str) -> np.ndarray:
@@ -387,7 +402,7 @@ class _Room:
         count = len(texts.starts)
         self.counts = np.zeros(count, np.int32)
         self.seen = np.full(count, -1, np.int64)
-        self.ranks = np.empty(count, np.int64)
+        self.ranks, self.other = np.empty((2, count), np.int64)
         self.stamp = 0
 
 
@@ -411,7 +426,7 @@ class _Work:
         stream = self._past.stream(filters[0])
         low, high = self._range(stream, window.span)
         if window.take == "count":
-            self._numbers(high - low, np.zeros_like(low), -1, begins, stops)
+            self._numbers(high - low, low, -1, begins, stops)
         elif window.take == "rate":
             hits_low, hits_high = self._range(self._past.stream(filters[1]), window.span)
             self._numbers(high - low, hits_high - hits_low, window.plus, begins, stops)
@@ -443,12 +458,8 @@ class _Work:
         stops: np.ndarray,
     ) -> None:
         """The last value that is not empty."""
-        at = np.arange(len(values))
-        at[values == 0] = -1
-        latest = np.maximum.accumulate(np.append(-1, at))[high]
-        ranks = np.append(values, 0)[np.where(latest >= low, latest, len(values))]
-        texts = self._room.texts
-        begins[:], stops[:] = texts.starts[ranks], texts.ends[ranks]
+        texts, latest = self._room.texts, np.empty(len(values) + 1, np.int64)
+        last_texts(low, high, values, texts.starts, texts.ends, latest, begins, stops)
 
     def _lists(
         self,
@@ -466,7 +477,7 @@ class _Work:
             kernel, given = distinct_lists, (room.seen, room.stamp, room.ranks)
             room.stamp += len(low) + 1
         else:
-            kernel, given = top_lists, (room.counts, room.ranks, np.empty(window.most, np.int64))
+            kernel, given = top_lists, (room.counts, room.ranks, room.other, window.most)
         first = 0
         while True:
             first, pool.size = kernel(

@@ -1,18 +1,16 @@
-"""Windows over events: order by key and time, ranges of events, and the texts of what is in them.
+"""Windows over events: order by key and time, ranges of events, and the texts of their numbers.
 
-Events and impressions are numbers here: a key is an id, a value is the rank of its text, and 0 is
-the empty text. Which window wants what is ``ctrps.data.windows``'s business; rows of such texts
-are put together by ``ctrps.kernels.runs``.
+Events and impressions are numbers here: a key is an id, a value is the rank of its text. Which
+window wants what is ``ctrps.data.windows``'s business; the texts of values are made by ``lists``,
+rows of texts by ``runs``.
 """
 
 import numpy as np
 from numba import njit
 
-from ctrps.kernels.copying import copy_text
 from ctrps.kernels.keys import mix
-from ctrps.kernels.vectors import address
 
-COMMA, POINT, ZERO = (np.uint8(ord(c)) for c in ",.0")
+POINT, ZERO = (np.uint8(ord(c)) for c in ".0")
 
 DECIMALS = 12
 """Digits of a rate behind the point."""
@@ -23,10 +21,12 @@ NUMBER_BYTES = 40
 DIGIT = 11
 """Bits that one pass of the radix sort goes by: its counts fit the first-level cache."""
 
+_KNOWN, _KNOWN_HITS = 4096, 16
+"""Numbers whose text is remembered, and how many of them have the same count."""
+
 _STEPS = 8
 """Events to step over one by one before the search jumps."""
 
-_LOW = np.int64((1 << 32) - 1)
 _U0, _U8 = np.uint64(0), np.uint64(8)
 
 
@@ -104,6 +104,39 @@ def text_words(data, starts, ends, skip, out):
 
 
 @njit(cache=True, nogil=True)
+def fitting(masks, bit, ids, times, chosen, starts, ids_out, times_out, chosen_out):
+    """Keep the events that fit a filter.
+
+    Parameters
+    ----------
+    masks : unsigned integers[n], read
+    bit : the same kind of integer
+        The filter's.
+    ids, times, chosen : int64[n], read
+        Key and time of each event, in their order, and its number.
+    starts : int64[ids + 1], written
+        Events kept of id k are ``starts[k] … starts[k + 1]``.
+    ids_out, times_out, chosen_out : int64[n], written
+        The same of those kept.
+
+    Returns
+    -------
+    int
+        How many are kept.
+    """
+    starts[:] = 0
+    kept = np.int64(0)
+    for i in range(masks.shape[0]):
+        ids_out[kept], times_out[kept], chosen_out[kept] = ids[i], times[i], chosen[i]
+        fits = np.int64((masks[i] & bit) != 0)
+        starts[ids[i] + 1] += fits
+        kept += fits
+    for k in range(1, starts.shape[0]):
+        starts[k] += starts[k - 1]
+    return kept
+
+
+@njit(cache=True, nogil=True)
 def sort_ties(ids, times, values):
     """Bring the values of events of one id and one time into ascending order.
 
@@ -172,164 +205,6 @@ def ranges(ids, since, until, starts, times, low, high):
 
 
 @njit(cache=True, nogil=True)
-def _put_texts(ranks, used, size, texts, starts, ends, pool, at):
-    """Write texts with commas between them; return the end, -1 if there is no room."""
-    if at + size > pool.shape[0]:
-        return -1
-    source, target = address(texts), address(pool)
-    source_end, target_end = source + texts.shape[0], target + pool.shape[0]
-    for i in range(used):
-        if i:
-            pool[at] = COMMA
-            at += 1
-        first, size = starts[ranks[i]], ends[ranks[i]] - starts[ranks[i]]
-        copy_text(source + first, source_end, target + at, target_end, size)
-        at += size
-    return at
-
-
-@njit(cache=True, nogil=True)
-def _sink(heap, at, used):
-    """Let the number at ``at`` of a heap, smallest on top, sink to its place."""
-    number = heap[at]
-    child = 2 * at + 1
-    while child < used:
-        if child + 1 < used and heap[child + 1] < heap[child]:
-            child += 1
-        if heap[child] >= number:
-            break
-        heap[at] = heap[child]
-        at, child = child, 2 * child + 1
-    heap[at] = number
-
-
-@njit(cache=True, nogil=True)
-def _most_frequent(counts, ranks, used, heap):
-    """Turn ``ranks`` into the most frequent ones, the most frequent first; return how many."""
-    most = min(used, heap.shape[0])
-    for i in range(most):
-        heap[i] = np.int64(counts[ranks[i]]) << 32 | ranks[i]
-    for i in range(most // 2 - 1, -1, -1):
-        _sink(heap, i, most)
-    for i in range(most, used):
-        number = np.int64(counts[ranks[i]]) << 32 | ranks[i]
-        if number > heap[0]:
-            heap[0] = number
-            _sink(heap, 0, most)
-    for i in range(used):
-        counts[ranks[i]] = 0
-    for left in range(most, 0, -1):
-        ranks[left - 1] = heap[0] & _LOW
-        heap[0] = heap[left - 1]
-        _sink(heap, 0, left - 1)
-    return most
-
-
-@njit(cache=True, nogil=True)
-def top_lists(
-    first, low, high, values, texts, starts, ends, counts, ranks, heap, pool, at, begins, stops
-):
-    """The most frequent values of ranges, most frequent first, then by rank, largest first.
-
-    Parameters
-    ----------
-    first : int
-        Range to begin with.
-    low, high : int64[q], read
-        As of ``ranges``. A range that follows an equal one shares its text.
-    values : int64[n], read
-        Ranks; 0 does not count.
-    texts, starts, ends : uint8[size], int64[t], int64[t], read
-        Text of rank k is ``texts[starts[k]:ends[k]]``.
-    counts : int32[t], read and written
-        All 0 before and after.
-    ranks : int64[t], written
-        Room for work.
-    heap : int64[k], written
-        Room for work; k is how long a list may be.
-    pool : uint8[room], written
-        Takes the lists, from ``at`` on.
-    at : int
-    begins, stops : uint32[q], written
-        List i is ``pool[begins[i]:stops[i]]``.
-
-    Returns
-    -------
-    (int, int)
-        The range that found no more room, or q, and the end in the pool.
-    """
-    for q in range(first, low.shape[0]):
-        if q > first and low[q] == low[q - 1] and high[q] == high[q - 1]:
-            begins[q], stops[q] = begins[q - 1], stops[q - 1]
-            continue
-        used = 0
-        for i in range(low[q], high[q]):
-            rank = values[i]
-            if rank:
-                if counts[rank] == 0:
-                    ranks[used] = rank
-                    used += 1
-                counts[rank] += 1
-        used = _most_frequent(counts, ranks, used, heap)
-        size = max(used - 1, 0)
-        for i in range(used):
-            size += ends[ranks[i]] - starts[ranks[i]]
-        end = _put_texts(ranks, used, size, texts, starts, ends, pool, at)
-        if end < 0:
-            return q, at
-        begins[q], stops[q] = at, end
-        at = end
-    return low.shape[0], at
-
-
-@njit(cache=True, nogil=True)
-def distinct_lists(
-    first, low, high, values, texts, starts, ends, seen, stamp, ranks, pool, at, begins, stops
-):
-    """The values of ranges, each once, in order of first sight.
-
-    Parameters
-    ----------
-    first, low, high, values, texts, starts, ends, ranks, pool, at, begins, stops
-        As in ``top_lists``.
-    seen : int64[t], read and written
-        Below ``stamp`` before, and below ``stamp + q + 1`` behind.
-    stamp : int
-
-    Returns
-    -------
-    (int, int)
-        As of ``top_lists``.
-    """
-    used = size = 0
-    mark = stamp
-    for q in range(first, low.shape[0]):
-        fresh = q == first or low[q] != low[q - 1] or high[q] < high[q - 1]
-        known = 0 if fresh else used
-        if fresh:
-            used = size = 0
-            mark = stamp + q
-        for i in range(low[q] if fresh else high[q - 1], high[q]):
-            rank = values[i]
-            if rank and seen[rank] != mark:
-                seen[rank] = mark
-                ranks[used] = rank
-                used += 1
-                size += ends[rank] - starts[rank] + 1
-        if not fresh and known == used:
-            begins[q], stops[q] = begins[q - 1], stops[q - 1]
-            continue
-        end = _put_texts(ranks, used, max(size - 1, 0), texts, starts, ends, pool, at)
-        if end < 0:
-            for i in range(used):
-                seen[ranks[i]] = stamp - 1
-            return q, at
-        begins[q], stops[q] = at, end
-        at = end
-    return low.shape[0], at
-
-
-@njit(cache=True, nogil=True)
 def _put_digits(number, least, pool, at):
     """Write a number with at least so many digits; return the end."""
     digits, rest = 1, number // 10
@@ -364,14 +239,14 @@ def _put_rate(hits, of, pool, at):
 
 @njit(cache=True, nogil=True)
 def put_numbers(counts, hits, plus, pool, at, begins, stops):
-    """Write counts, or rates ``hits / (counts + plus)``; one equal to the one before is shared.
+    """Write counts, or rates ``hits / (counts + plus)``; equal ones share a text, where known.
 
     Parameters
     ----------
     counts, hits : int64[q], read
         ``0 <= hits <= counts < 2 ** 43``.
     plus : int
-        -1: write counts.
+        -1: write counts, without a look at ``hits``.
     pool : uint8[room], written
         Takes the texts from ``at`` on: room for ``q * NUMBER_BYTES``.
     at : int
@@ -383,14 +258,19 @@ def put_numbers(counts, hits, plus, pool, at, begins, stops):
     int
         The end in the pool.
     """
+    known = np.full((_KNOWN, 2), -1, np.int64)
+    places = np.empty((_KNOWN, 2), np.uint32)
     for q in range(counts.shape[0]):
-        if q > 0 and counts[q] == counts[q - 1] and hits[q] == hits[q - 1]:
-            begins[q], stops[q] = begins[q - 1], stops[q - 1]
-            continue
-        begins[q] = at
-        if plus < 0:
-            at = _put_digits(counts[q], 1, pool, at)
-        else:
-            at = _put_rate(hits[q], counts[q] + plus, pool, at)
-        stops[q] = at
+        count = counts[q]
+        hit = hits[q] if plus >= 0 else np.int64(0)
+        slot = np.uint64(count * _KNOWN_HITS + hit) & np.uint64(_KNOWN - 1)
+        if known[slot, 0] != count or known[slot, 1] != hit:
+            known[slot, 0], known[slot, 1] = count, hit
+            places[slot, 0] = at
+            if plus < 0:
+                at = _put_digits(count, 1, pool, at)
+            else:
+                at = _put_rate(hit, count + plus, pool, at)
+            places[slot, 1] = at
+        begins[q], stops[q] = places[slot, 0], places[slot, 1]
     return at

@@ -8,7 +8,7 @@ from numba import njit
 
 from ctrps.kernels.bits import ones, trailing_zeros
 from ctrps.kernels.vectors import address, prefetch
-from ctrps.kernels.words import equal_bytes, hash_field
+from ctrps.kernels.words import equal_bytes, hash_spans
 
 _RETURN, _HASH = (np.uint8(ord(c)) for c in "\r#")
 _NEWLINE, _COMMA, _U1, _U2, _U64 = (np.uint64(i) for i in (10, 44, 1, 2, 64))
@@ -69,7 +69,7 @@ def _marks(data, at, byte):
 
 
 @njit(cache=True, nogil=True)
-def scan_rows(data, rows, separator, columns, starts, ends, firsts, lasts, elements, found):
+def scan_rows(data, rows, separator, columns, starts, ends, firsts, lasts, elements, sizes, found):
     """Find the fields of rows, and hash the elements of every field as if it were a comma list.
 
     Rows are those of ``split_rows``. A field without a comma has one element, itself.
@@ -82,6 +82,8 @@ def scan_rows(data, rows, separator, columns, starts, ends, firsts, lasts, eleme
         The elements of field j of row i are ``elements[firsts[j, i]:lasts[j, i]]``.
     elements : uint64[room], written
         Hashes of elements.
+    sizes : uint32[room], written
+        Scratch.
 
     Returns
     -------
@@ -112,7 +114,8 @@ def scan_rows(data, rows, separator, columns, starts, ends, firsts, lasts, eleme
             marks = element_ends
             while marks != 0:
                 stop = at + trailing_zeros(marks)
-                elements[np.uint64(used)] = hash_field(data, element, stop)
+                elements[np.uint64(used)] = element
+                sizes[np.uint64(used)] = stop - element
                 used += 1
                 element = stop + _U1
                 marks &= marks - _U1
@@ -132,7 +135,7 @@ def scan_rows(data, rows, separator, columns, starts, ends, firsts, lasts, eleme
             if last:
                 cut = end > begin and data[end - _U1] == _RETURN
                 end = end - _U1 if cut else end
-                elements[used] = hash_field(data, element, end)
+                elements[used], sizes[used] = element, end - element
                 used += 1
                 if field < columns.shape[0] and columns[field] >= 0:
                     starts[columns[field], i] = begin
@@ -142,6 +145,7 @@ def scan_rows(data, rows, separator, columns, starts, ends, firsts, lasts, eleme
                 field += 1
             at += _U64
         found[i] = field
+    hash_spans(data, elements[:used], sizes[:used])
     return used
 
 

@@ -20,8 +20,52 @@ LINE = 64
 
 
 @njit(cache=True, nogil=True)
-def rows_text(pool, begins, stops, closes, first, places, out, run_ends):
-    """Write rows of fields with a tab behind each, each row to its place.
+def run_changes(begins, stops, closes, lasting, first, before, changed, sizes):
+    """Which runs of rows are other fields than those of an earlier row.
+
+    Parameters
+    ----------
+    begins, stops, closes, first
+        As in ``rows_text``.
+    lasting : bool[runs], read
+        Whether it is worth a look; the others are taken to have changed.
+    before : int64[n], read
+        The row, counted from ``first``, that each row is compared with; -1: none.
+    changed : bool[runs, n], written
+    sizes : int64[n], written
+        Bytes of the runs of each row that have changed.
+    """
+    n = before.shape[0]
+    sizes[:] = 0
+    size = np.empty(n, np.int64)
+    start = 0
+    for run in range(lasting.shape[0]):
+        size[:] = 0
+        for i in range(n):
+            changed[run, i] = not lasting[run] or before[i] < 0
+        inside = True
+        c = start
+        while inside:
+            # Slices, so that no place in the loops may be negative: that spares checks.
+            begin, stop = begins[c, first : first + n], stops[c, first : first + n]
+            for i in range(n):
+                size[i] += np.int64(stop[i]) - np.int64(begin[i]) + 1
+            if lasting[run]:
+                for i in range(n):
+                    other = max(before[i], 0)
+                    changed[run, i] |= begin[i] != begin[other] or stop[i] != stop[other]
+            inside = not closes[c]
+            c += 1
+        start = c
+        for i in range(n):
+            sizes[i] += size[i] * np.int64(changed[run, i])
+
+
+@njit(cache=True, nogil=True)
+def rows_text(
+    pool, begins, stops, closes, first, before, changed, places, out, run_starts, run_ends
+):
+    """Write runs of fields with a tab behind each; a run that is another row's is not repeated.
 
     Parameters
     ----------
@@ -32,35 +76,47 @@ def rows_text(pool, begins, stops, closes, first, places, out, run_ends):
         Whether a run ends with the column.
     first : int
         Row to begin with.
+    before, changed
+        Of ``run_changes``.
     places : int64[n], read
-        Where each row from ``first`` on begins in ``out``.
+        Where what is new of each row from ``first`` on begins in ``out``.
     out : uint8[room], written
-        Room for all of them; see ``rows_size``. Up to ``WRITTEN_OVER`` bytes behind a row are
+        Room for the sizes of ``run_changes``. Up to ``WRITTEN_OVER`` bytes behind a row are
         written over: what lies there must be a later row or room that nobody reads.
-    run_ends : uint32[n, runs], written
-        Where each run ends in its row.
+    run_starts, run_ends : uint32[n, runs], written
+        Where each run of each row lies in ``out``.
     """
     source, target = address(pool), address(out)
     source_end, target_end = source + pool.shape[0], target + out.shape[0]
     for i in range(places.shape[0]):
         row = first + i
         at = places[i]
-        run = 0
-        for c in range(begins.shape[0]):
-            begin = np.int64(begins[c, row])
-            size = np.int64(stops[c, row]) - begin
-            copy_text(source + begin, source_end, target + at, target_end, size)
-            at += size
-            out[at] = TAB
-            at += 1
-            if closes[c]:
-                run_ends[i, run] = at - places[i]
-                run += 1
+        c = 0
+        for run in range(changed.shape[0]):
+            if not changed[run, i]:
+                run_starts[i, run] = run_starts[before[i], run]
+                run_ends[i, run] = run_ends[before[i], run]
+                while not closes[c]:
+                    c += 1
+                c += 1
+                continue
+            run_starts[i, run] = at
+            inside = True
+            while inside:
+                begin = np.int64(begins[c, row])
+                size = np.int64(stops[c, row]) - begin
+                copy_text(source + begin, source_end, target + at, target_end, size)
+                at += size
+                out[at] = TAB
+                at += 1
+                inside = not closes[c]
+                c += 1
+            run_ends[i, run] = at
 
 
 @njit(cache=True, nogil=True)
 def rows_size(begins, stops, sizes):
-    """Bytes that ``rows_text`` writes for each row.
+    """Bytes that ``rows_text`` writes for each row of which every run has changed.
 
     Parameters
     ----------
@@ -84,7 +140,7 @@ def field_runs(data, starts, ends, fields, out):
         Row i is ``data[starts[i]:ends[i]]``, with a byte behind its last field.
     fields : int64[runs], read
         Fields of each run; together all of them.
-    out : int64[runs, n], written
+    out : int64[n, runs], written
         Where each run ends.
     """
     runs = fields.shape[0]
@@ -95,8 +151,34 @@ def field_runs(data, starts, ends, fields, out):
                 while data[at] != TAB:
                     at += 1
                 at += 1
-            out[run, i] = at
-        out[runs - 1, i] = ends[i]
+            out[i, run] = at
+        out[i, runs - 1] = ends[i]
+
+
+@njit(cache=True, nogil=True)
+def place_runs(rows, starts, ends, text, mine, starts_out, ends_out, sizes):
+    """Note the addresses of runs of some rows.
+
+    Parameters
+    ----------
+    rows : uint32[n], read
+    starts, ends : uint32[n, m], read
+        Run j of row ``rows[i]`` is ``text[starts[i, j]:ends[i, j]]``.
+    text : uint8[size], read
+    mine : int64[m], read
+        Number of each run among those of a whole row.
+    starts_out, ends_out : int64[all rows, runs], written
+        Addresses.
+    sizes : int64[all rows], read and written
+        The bytes of the runs are added.
+    """
+    base = address(text)
+    for i in range(rows.shape[0]):
+        row = rows[i]
+        for j in range(mine.shape[0]):
+            starts_out[row, mine[j]] = base + np.int64(starts[i, j])
+            ends_out[row, mine[j]] = base + np.int64(ends[i, j])
+            sizes[row] += np.int64(ends[i, j]) - np.int64(starts[i, j])
 
 
 @njit(cache=True, nogil=True)
@@ -105,7 +187,7 @@ def join_runs(starts, ends, first, last, end_byte, out):
 
     Parameters
     ----------
-    starts, ends : int64[runs, n], read
+    starts, ends : int64[n, runs], read
         Addresses between which run r of row i lies. ``WRITTEN_OVER`` bytes behind each can be
         read, too.
     first, last : int
@@ -124,12 +206,12 @@ def join_runs(starts, ends, first, last, end_byte, out):
     at = np.int64(0)
     for i in range(first, last):
         if i + AHEAD < last:
-            for run in range(starts.shape[0]):
-                for line in range(starts[run, i + AHEAD], ends[run, i + AHEAD], LINE):
+            for run in range(starts.shape[1]):
+                for line in range(starts[i + AHEAD, run], ends[i + AHEAD, run], LINE):
                     prefetch(line)
-        for run in range(starts.shape[0]):
-            size = ends[run, i] - starts[run, i]
-            copy_text(starts[run, i], ends[run, i] + WRITTEN_OVER, target + at, target_end, size)
+        for run in range(starts.shape[1]):
+            size = ends[i, run] - starts[i, run]
+            copy_text(starts[i, run], ends[i, run] + WRITTEN_OVER, target + at, target_end, size)
             at += size
             out[at - 1] = TAB
         out[at - 1] = end_byte

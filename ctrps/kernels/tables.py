@@ -7,19 +7,81 @@ A column is a buffer and, per row, where its field starts and ends. Splitting ro
 import numpy as np
 from numba import njit
 
+from ctrps.kernels.bits import trailing_zeros
 from ctrps.kernels.copying import copy_text
-from ctrps.kernels.keys import mix, xxh64
+from ctrps.kernels.keys import mix
 from ctrps.kernels.vectors import address, prefetch
+from ctrps.kernels.words import equal_bytes, hash_field
 
 _MINUS, _ZERO, _NINE = (np.uint8(ord(c)) for c in "-09")
 TAB, NEWLINE = np.uint8(9), np.uint8(10)
-_NO_SEED = np.uint64(0)
+_RETURN, _QUOTE = (np.uint8(ord(c)) for c in '\r"')
+_U1 = np.uint64(1)
 
 AHEAD = 8
 """Lines between asking for what a line needs and using it."""
 
 MAX_TIME = 1 << 40
 """Seconds that a time stamp may be from 1970: some 35,000 years."""
+
+
+@njit(cache=True, nogil=True)
+def _equal(buf, at, byte):
+    """Which of the 64 bytes from ``buf[at]`` on are ``byte``, the first one as the lowest bit."""
+    if at + 64 <= buf.shape[0]:
+        return equal_bytes(address(buf) + at, np.uint8(byte))
+    found = np.uint64(0)
+    for i in range(buf.shape[0] - at):
+        if buf[at + i] == byte:
+            found |= _U1 << np.uint64(i)
+    return found
+
+
+@njit(cache=True, nogil=True)
+def split_plain(buf, separator, starts, ends):
+    """Cut rows of separated fields into the borders of their fields, as long as that is simple.
+
+    Stops before the first row that has a quote, a tab, a return, another number of fields, or no
+    line end; or when ``starts`` is full. Rows of one field are left to others, too.
+
+    Parameters
+    ----------
+    buf : uint8[size], read
+    separator : uint8
+    starts, ends : int32[r, columns], written
+        Field j of row i is ``buf[starts[i, j]:ends[i, j]]``.
+
+    Returns
+    -------
+    (int, int)
+        Where the next row begins, and the rows before it.
+    """
+    room, columns = starts.shape
+    rows = field = begin = done = np.int64(0)
+    for at in range(0, buf.shape[0] if columns > 1 else 0, 64):
+        line_ends = _equal(buf, at, NEWLINE)
+        marks = line_ends | _equal(buf, at, separator)
+        other = _equal(buf, at, _QUOTE) | _equal(buf, at, TAB) | _equal(buf, at, _RETURN)
+        if other != 0:
+            marks &= (other & (np.uint64(0) - other)) - _U1
+        while marks != 0:
+            bit = trailing_zeros(marks)
+            place = at + np.int64(bit)
+            last = field == columns - 1
+            if last != bool((line_ends >> bit) & _U1):
+                return done, rows
+            starts[rows, field], ends[rows, field] = begin, place
+            begin = place + 1
+            field += 1
+            if last:
+                field, done = np.int64(0), begin
+                rows += 1
+                if rows == room:
+                    return done, rows
+            marks &= marks - _U1
+        if other != 0:
+            break
+    return done, rows
 
 
 @njit(cache=True, nogil=True)
@@ -34,7 +96,26 @@ def hash_fields(data, starts, ends, out):
     out : uint64[n], written
     """
     for i in range(starts.shape[0]):
-        out[i] = xxh64(data, starts[i], ends[i], _NO_SEED)
+        out[i] = hash_field(data, np.uint64(starts[i]), np.uint64(ends[i]))
+
+
+@njit(cache=True, nogil=True)
+def take_fields(starts, ends, rows, column, starts_out, ends_out):
+    """Borders of the fields of a column in some rows.
+
+    Parameters
+    ----------
+    starts, ends : integers[rows of the table, columns], read
+    rows : int64[n], read
+        -1: an empty field.
+    column : int
+    starts_out, ends_out : int64[n], written
+    """
+    for i in range(rows.shape[0]):
+        if rows[i] >= 0:
+            starts_out[i], ends_out[i] = starts[rows[i], column], ends[rows[i], column]
+        else:
+            starts_out[i] = ends_out[i] = 0
 
 
 @njit(cache=True, nogil=True)
