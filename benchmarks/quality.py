@@ -2,7 +2,9 @@
 
 Makes libsvm files of MovieLens in a folder of its own, takes a9a as it is, runs ``ctrps train`` and
 ``ctrps launch`` on them with the jobs beside this file, and on Criteo-like rows with no job at all.
-Speed is shown as an indication only. It generates no data: the sets are arguments.
+Advertising logs with planted clicks are drawn by a generator, and go through ``ctrps extract`` and
+the jobs of ``conf/``. Speed is shown as an indication only. The sets, and the generator, are
+arguments.
 """
 
 import argparse
@@ -20,8 +22,10 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+import yaml
 
 JOBS = Path(__file__).resolve().parent / "jobs"
+CONF = JOBS.parents[1] / "conf"
 SPLIT_SEED = 42
 """Of the random splits: the one that the published MovieLens figures were taken with."""
 SEEDS = (1, 2, 3)
@@ -41,11 +45,13 @@ class Case:
     how : str
         ``train``, or servers × workers such as ``2×2``.
     job : str or None
-        File in ``jobs``; None trains with the defaults.
+        File in ``jobs`` or ``conf``; None trains with the defaults.
     seeds : tuple of int
         One run for each; empty runs once with the seed of the job.
     auc, logloss : float or None
         Least AUC and greatest log loss of the test rows, mean over the seeds.
+    settings : tuple of str
+        What is set beside the job.
     """
 
     data: str
@@ -53,16 +59,27 @@ class Case:
     how: str
     job: str | None
     seeds: tuple[int, ...]
-    auc: float
+    auc: float | None
     logloss: float | None = None
+    settings: tuple[str, ...] = ()
 
     @property
     def goal(self) -> str:
-        text = f"AUC >= {self.auc:.3f}"
-        return text if self.logloss is None else f"{text}, logloss <= {self.logloss:.3f}"
+        goals = [] if self.auc is None else [f"AUC >= {self.auc:.3f}"]
+        goals += [] if self.logloss is None else [f"logloss <= {self.logloss:.3f}"]
+        return ", ".join(goals) or "-"
+
+    @property
+    def path(self) -> Path | None:
+        """The file of the job."""
+        if self.job is None:
+            return None
+        return next(folder / self.job for folder in (JOBS, CONF) if (folder / self.job).exists())
 
     def met(self, auc: float, logloss: float) -> bool:
-        return auc >= self.auc and (self.logloss is None or logloss <= self.logloss)
+        return (self.auc is None or auc >= self.auc) and (
+            self.logloss is None or logloss <= self.logloss
+        )
 
 
 CASES = (
@@ -74,37 +91,79 @@ CASES = (
     Case("criteo", "lr", "2×2", None, (), 0.716),
     Case("criteo", "fm", "train", None, (), 0.748),
     Case("criteo", "fm", "2×2", None, (), 0.748),
-)
+    Case("v16", "lr", "train", "taobao_v16.yaml", SEEDS, 0.665),
+    Case(
+        "v16", "fm", "train", "taobao_v16.yaml", SEEDS, 0.665,
+        settings=("model.kind=fm", "train.passes=1"),
+    ),
+    Case("base", "lr", "train", "taobao_lr.yaml", SEEDS, None),
+    Case("base", "fm", "train", "taobao_fm.yaml", SEEDS, None),
+    Case("base1m", "lr", "train", "taobao_lr.yaml", SEEDS, 0.680),
+    Case("base1m", "fm", "train", "taobao_fm.yaml", SEEDS, None),
+)  # fmt: skip
 SETS = tuple(dict.fromkeys(case.data for case in CASES))
 
-GRIDS: dict[str, dict[str, Sequence[float]]] = {
-    "movielens_lr.yaml": {
+GRIDS: dict[tuple[str, str], dict[str, Sequence[float]]] = {
+    ("movielens", "lr"): {
         "train.passes": (5, 10, 20),
         "optimizer.alpha": (0.1, 0.3, 1),
         "optimizer.l2": (2, 4, 8),
     },
-    "movielens_fm.yaml": {
+    ("movielens", "fm"): {
         "train.passes": (10, 20, 30),
         "optimizer.v.alpha": (0.03, 0.05, 0.1),
         "optimizer.v.l2": (0.02, 0.05, 0.1),
     },
-    "a9a_lr.yaml": {
+    ("a9a", "lr"): {
         "train.passes": (10, 20, 40),
         "optimizer.alpha": (0.03, 0.1, 0.3),
         "optimizer.l2": (4, 16, 64),
     },
+    ("v16", "lr"): {"train.passes": (1, 2, 3), "optimizer.w.alpha": (0.01, 0.02, 0.05)},
+    ("v16", "fm"): {
+        "optimizer.v.alpha": (0.01, 0.02, 0.05),
+        "optimizer.v.count_scale": (0.25, 0.5, 1, 16),
+    },
 }
-"""What ``--choose`` tries for each job."""
+"""What ``--choose`` tries for the job of each set and model."""
+
+
+@dataclass(frozen=True)
+class Logs:
+    """Advertising logs to draw: impressions, those of them on the test day, and events.
+
+    ``job`` is the file in ``conf`` that extracts them.
+    """
+
+    job: str
+    samples: int
+    test_samples: int
+    behaviors: int
+
+
+LOGS = {
+    "v16": Logs("taobao_v16.yaml", 120_000, 20_000, 500_000),
+    "base": Logs("taobao_lr.yaml", 120_000, 20_000, 0),
+    "base1m": Logs("taobao_lr.yaml", 1_200_000, 200_000, 0),
+}
+LOGS_SEED = 1
+LAST_DAYS = ("2017-05-13", "2017-05-12", "2017-05-11")
+"""Test day of the logs, the last one to train on, and the one before."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Files of one set: official parts, and training rows once more in two parts to choose by."""
+    """Files of one set: official parts, and training rows once more in two parts to choose by.
+
+    ``ceiling`` is the AUC of test rows scored with their planted probabilities, where there are
+    such.
+    """
 
     train: Path
     test: Path
     fit: Path
     validation: Path
+    ceiling: float | None = None
 
     @classmethod
     def under(cls, folder: Path) -> "Rows":
@@ -163,9 +222,47 @@ def prepare_a9a(source: Path, folder: Path) -> Rows:
     return rows
 
 
+def prepare_logs(generator: Path, folder: Path, logs: Logs, choose: bool) -> Rows:
+    """Draw logs and extract them; to choose, also without the test day, the last one to validate.
+
+    The official split is by day, so that one to choose by is, too.
+    """
+    raw = folder / "raw"
+    words = [sys.executable, str(generator), "--quiet", "--out", str(raw)]
+    for name in ("samples", "test_samples", "behaviors"):
+        words += ["--" + name.replace("_", "-"), str(getattr(logs, name))]
+    subprocess.run([*words, "--seed", str(LOGS_SEED)], check=True)
+    extract(logs.job, raw, folder / "all")
+    if choose:
+        settings = yaml.safe_load((CONF / logs.job).read_text(encoding="utf-8"))
+        join = (CONF / settings["sample"]["join"]).read_text(encoding="utf-8")
+        for day, before in itertools.pairwise(LAST_DAYS[::-1]):
+            join = join.replace(before, day)
+        path = folder / "choose.yaml"
+        path.write_text(join, encoding="utf-8")
+        extract(logs.job, raw, folder / "choose", f"sample.join={path}")
+    truth = json.loads((raw / "truth.json").read_bytes())
+    paths = [
+        folder / part / "data" / f"{kind}-*.shard"
+        for part in ("all", "choose")
+        for kind in ("train", "test")
+    ]
+    return Rows(*paths, ceiling=truth["test_0513"]["bayes_auc_on_drawn_labels"])
+
+
+def extract(job: str, raw: Path, out: Path, *settings: str) -> None:
+    words = ["extract", "-c", str(CONF / job), "--overwrite"]
+    for setting in (f"sample.dir={raw}", f"output.dir={out}", *settings):
+        words += ["--set", setting]
+    run_ctrps(words)
+
+
 def prepare(data: str, options: argparse.Namespace, out: Path) -> Rows:
     if data == "criteo":
         return Rows.under(options.criteo)
+    if data in LOGS:
+        generator = options.shared / "bench" / "taobao_gen.py"
+        return prepare_logs(generator, out / data, LOGS[data], options.choose)
     sources = {
         "movielens": (prepare_movielens, "movielens_small"),
         "a9a": (prepare_a9a, "a9a"),
@@ -175,28 +272,33 @@ def prepare(data: str, options: argparse.Namespace, out: Path) -> Rows:
 
 
 def command(case: Case, train: Path, test: Path, run: Path, settings: Sequence[str]) -> list[str]:
-    """The command line of one run."""
+    """The command of one run."""
     if case.how == "train":
         words = ["train"]
     else:
         servers, _, workers = case.how.partition("×")
         words = ["launch", "-s", servers, "-w", workers]
-    words += ["-c", str(JOBS / case.job)] if case.job else ["--set", f"model.kind={case.model}"]
+    words += ["-c", str(case.path)] if case.path else ["--set", f"model.kind={case.model}"]
     stated = [f"data.train={json.dumps([str(train)])}", f"data.test={json.dumps([str(test)])}"]
-    for setting in [*stated, f"output.dir={run}", *settings]:
+    for setting in [*stated, f"output.dir={run}", *case.settings, *settings]:
         words += ["--set", setting]
-    return [sys.executable, "-m", "ctrps", *words, "--overwrite", "--json", "--progress", "none"]
+    return [*words, "--overwrite", "--progress", "none"]
+
+
+def run_ctrps(words: Sequence[str]) -> dict:
+    """Run a command of ctrps and return what it says as JSON."""
+    # Settings of the caller's environment would make other jobs of these.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("CTRPS_")}
+    full = [sys.executable, "-m", "ctrps", *words, "--json"]
+    done = subprocess.run(full, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{done.stderr}status {done.returncode} of: {' '.join(full)}")
+    return json.loads(done.stdout)
 
 
 def run_once(case: Case, train: Path, test: Path, run: Path, settings: Sequence[str] = ()) -> dict:
     """Run the command and return its summary; the runs of a set share a folder and its cache."""
-    words = command(case, train, test, run, settings)
-    # Settings of the caller's environment would make other jobs of these.
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("CTRPS_")}
-    done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise SystemExit(f"status {done.returncode} of: {' '.join(words)}")
-    return json.loads(done.stdout)
+    return run_ctrps(command(case, train, test, run, settings))
 
 
 def means(tests: list[dict]) -> tuple[float, float]:
@@ -216,6 +318,7 @@ def measure(case: Case, rows: Rows, run: Path) -> dict:
         "passes": summaries[0]["passes"],
         "auc": auc,
         "logloss": logloss,
+        "ceiling": rows.ceiling,
         "rows_per_s": fmean(s["rows_per_s"] for s in summaries),
         "goal": case.goal,
         "met": case.met(auc, logloss),
@@ -233,10 +336,11 @@ def same_bits(results: list[dict]) -> bool:
     return all(len(names) == 1 for names in found.values())
 
 
-COLUMNS = "{:<10} {:<6} {:<6} {:>6} {:>8} {:>8} {:>10}  {:<30} {}"
-
-
-HEADER = COLUMNS.format("set", "model", "how", "passes", "AUC", "logloss", "rows/s", "goal", "met")
+COLUMNS = "{:<10} {:<6} {:<6} {:>6} {:>8} {:>13} {:>8} {:>8} {:>10}  {:<30} {}"
+HEADER = COLUMNS.format(
+    "set", "model", "how", "passes", "AUC", "least-most", "ceiling", "logloss", "rows/s", "goal",
+    "met",
+)  # fmt: skip
 
 
 def line(result: dict) -> str:
@@ -247,6 +351,8 @@ def line(result: dict) -> str:
         result["how"],
         result["passes"],
         f"{result['auc']:.4f}",
+        f"{min(result['aucs']):.4f}-{max(result['aucs']):.4f}",
+        "-" if result["ceiling"] is None else f"{result['ceiling']:.4f}",
         f"{result['logloss']:.4f}",
         f"{result['rows_per_s']:,.0f}",
         result["goal"],
@@ -273,11 +379,11 @@ def report(options: argparse.Namespace, out: Path) -> int:
 def choose(options: argparse.Namespace, out: Path) -> int:
     """Try each job's grid on its validation rows, best first; test rows are not looked at."""
     for data in options.only:
-        cases = {case.job: case for case in CASES if case.data == data and case.how == "train"}
+        cases = {(c.data, c.model): c for c in CASES if c.data == data and c.how == "train"}
         if cases.keys() & GRIDS.keys():
             rows = prepare(data, options, out)
-            for job, case in cases.items():
-                try_grid(case, GRIDS[job], rows, out / data / "run")
+            for name in cases.keys() & GRIDS.keys():
+                try_grid(cases[name], GRIDS[name], rows, out / data / "run")
     return 0
 
 
@@ -291,14 +397,19 @@ def try_grid(case: Case, grid: dict[str, Sequence[float]], rows: Rows, run: Path
             for seed in seeds
         ]
         tried.append((*means(runs), " ".join(settings)))
-    print(f"{case.job}: log loss and AUC of the validation rows, settings")
+    print(f"{case.job}, {case.model}: log loss and AUC of the validation rows, settings")
     for logloss, auc, settings in sorted(tried):
         print(f"{logloss:.5f} {auc:.5f} {settings}")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--shared", type=Path, metavar="DIR", help="holds data/ of both real sets")
+    parser.add_argument(
+        "--shared",
+        type=Path,
+        metavar="DIR",
+        help="holds data/ and bench/ of the sets",
+    )
     parser.add_argument("--criteo", type=Path, metavar="DIR", help="holds train.svm and test.svm")
     parser.add_argument("--only", metavar="SET,…", help=f"some of {','.join(SETS)}")
     parser.add_argument("--out", type=Path, metavar="DIR", help="keeps files and runs there")
@@ -306,7 +417,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--choose", action="store_true", help="try settings on validation rows instead"
     )
     options = parser.parse_args(arguments)
-    given = {"movielens": options.shared, "a9a": options.shared, "criteo": options.criteo}
+    given = {name: options.criteo if name == "criteo" else options.shared for name in SETS}
     wanted = options.only.split(",") if options.only else [s for s in SETS if given[s]]
     if unknown := [name for name in wanted if name not in SETS]:
         parser.error(f"--only knows {', '.join(SETS)}, not {', '.join(unknown)}")

@@ -23,10 +23,13 @@ from ctrps.data.badrows import BadRows
 from ctrps.data.batches import BlockBatches
 from ctrps.data.columns import no_column
 from ctrps.data.detect import is_shard
+from ctrps.data.features import parse_spec
 from ctrps.data.formats import RowSource, fits, open_rows
+from ctrps.data.keyed import is_keyed, write_parquet
 from ctrps.data.reading import NO_COLUMN, PAIRS, TABLES, UNTOLD, TextSettings
 from ctrps.data.rows import Ids, Schema
-from ctrps.data.shards import Block, KeyNumbers, Shard
+from ctrps.data.samplefile import FORMAT, open_samples
+from ctrps.data.shards import Block, Keep, KeyNumbers, Shard
 from ctrps.data.streams import STDIN
 from ctrps.data.textout import new_file
 from ctrps.errors import DataError
@@ -91,6 +94,8 @@ class Predictions:
         self._format = asked.format
         self._bad = BadRows(asked.max_bad, setting="max_bad")
         self._with_ids: tuple[bool, str] | None = None
+        features, folder = loaded.schema.features, loaded.folder
+        self._spec = parse_spec(features, str(folder), folder) if features else None
         for path in paths:
             if path != STDIN:
                 self._open(path, BadRows(), 1 << 16).close()
@@ -115,6 +120,8 @@ class Predictions:
         form = self._format
         if form == "auto" and loaded.job.data.format in UNTOLD and not is_shard(path):
             form = loaded.job.data.format
+        if self._spec and form in ("auto", "tsv") and not (is_shard(path) or is_keyed(path)):
+            return open_samples(path, self._spec, bad, chunk_bytes, self._labels)
         how = replace(loaded.text, format=form, labels=labels, slots=slots)
         name = "standard input" if path == STDIN else str(path)
         source = open_rows(path, how, bad, chunk_bytes, partial(self._columns, name))
@@ -128,6 +135,9 @@ class Predictions:
     def _columns(self, name: str, how: TextSettings, names: tuple[str, ...]) -> TextSettings:
         """How to read a table with columns of these names."""
         schema, names = self._loaded.schema, tuple(sorted(names))
+        if self._spec:
+            hint = "give samples as tab-separated text with a header, or shards made of them"
+            raise DataError("the model computes its features of samples", where=name, hint=hint)
         if schema.weights == "value":
             raise _other_kind(Schema(names), schema, name)
         needed = (*schema.slots, *schema.dense)
@@ -162,7 +172,7 @@ class Predictions:
         for path in paths:
             rows = self.rows
             with self._open(path, self._bad) as source:
-                for block in _blocks(source):
+                for block in _blocks(source, self._keep(source)):
                     self._check_ids(block, source.name)
                     self._mind_zero(block, source)
                     for scores in self._score(block):
@@ -170,6 +180,12 @@ class Predictions:
                         self.rows += len(scores.margins)
                         yield scores
         self._bad.finish(self.rows + self._bad.count)
+
+    def _keep(self, source: RowSource) -> Keep | None:
+        """What rare values are left out of rows as it was done in training."""
+        if source.format != FORMAT or not (self._spec and self._spec.count_above):
+            return None
+        return lambda keys: self._loaded.partitions.tables[0].find(keys) != 0
 
     def _score(self, block: Block) -> Iterator[Scores]:
         loaded = self._loaded
@@ -230,7 +246,8 @@ def predict(
     """Score the rows of files of any format in their order.
 
     Columns of tables are found by name. Those that the model does not know are left out and named
-    in ``notes``. Standard input is looked at only when its turn comes.
+    in ``notes``. Standard input is looked at only when its turn comes. A model of extracted
+    features makes them of samples itself: text between tabs, with the fields of its features file.
 
     Parameters
     ----------
@@ -258,7 +275,7 @@ def predict(
     return Predictions(loaded, paths, TextSettings(format=format, labels=labels, max_bad=max_bad))
 
 
-def _blocks(source: RowSource) -> Iterator[Block]:
+def _blocks(source: RowSource, keep: Keep | None) -> Iterator[Block]:
     """Rows of a file as blocks, in order; nothing is kept on disk."""
     if source.format == "shard":
         yield from Shard(source.path).blocks()
@@ -268,7 +285,7 @@ def _blocks(source: RowSource) -> Iterator[Block]:
         starts = rows.starts()
         for first in range(0, rows.rows, ROWS):
             part = rows.part(first, min(first + ROWS, rows.rows), starts)
-            yield Block.from_rows(part, source.schema, numbers)
+            yield Block.from_rows(part, source.schema, numbers, keep)
 
 
 def texts(ids: Ids) -> list[str]:
@@ -287,9 +304,9 @@ def texts(ids: Ids) -> list[str]:
 
 
 def _check_kind(source: RowSource, wanted: Schema, name: str) -> None:
-    """Refuse a shard or key-value text that is not of the model's kind; tables were looked at."""
+    """Refuse keys or key-value text that are not of the model's kind; tables were looked at."""
     found = source.schema
-    if source.format == "shard" and not (found.extends(wanted) or wanted.extends(found)):
+    if source.file is None and not (found.extends(wanted) or wanted.extends(found)):
         raise _other_kind(found, wanted, name)
     if source.format in PAIRS and not fits(source.format, wanted):
         raise _other_kind(found, wanted, name)
@@ -307,6 +324,13 @@ def _shown(schema: Schema) -> str:
     some = f" ({', '.join(names[:8])}{', …' if len(names) > 8 else ''})" if names else ""
     kind = "fields or namespaces with values" if schema.weights == "value" else "columns"
     return f"{len(names) or 'other'} {kind}{some}"
+
+
+def write_scores(scores: Iterable[Scores], out: IO[str] | Path) -> int:
+    """Write scores to a stream or file: Parquet if its name ends so, otherwise csv."""
+    if not isinstance(out, Path) or out.suffix != ".parquet":
+        return write_csv(scores, out)
+    return write_parquet(((part.ids, part.probabilities) for part in scores), out)
 
 
 def write_csv(scores: Iterable[Scores], out: IO[str] | Path) -> int:

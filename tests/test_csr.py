@@ -33,6 +33,32 @@ def test_dedup_keys(seed):
         assert not scratch.any()
 
 
+def test_take_and_count_numbers():
+    rng = np.random.default_rng(3)
+    local = rng.integers(0, 40, 300).astype(np.int32)
+    for dtype in (np.uint16, np.uint32):
+        numbers, out = rng.permutation(40).astype(dtype), np.empty(300, dtype)
+        csr.take_numbers(numbers, local, out)
+        assert out.tolist() == naive.take_numbers(numbers.tolist(), local.tolist())
+    counts = np.zeros(40, np.int64)
+    csr.count_numbers(local, counts)
+    assert counts.tolist() == naive.count_numbers(local.tolist(), 40)
+
+
+@pytest.mark.parametrize("dtypes", [(np.uint16, np.uint16), (np.uint32, np.uint16)])
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_drop_numbers(dtypes, share):
+    rng = np.random.default_rng(3)
+    counts = rng.integers(0, 4, (20, 3)).astype(np.int32)
+    index = rng.integers(0, 30, int(counts.sum())).astype(dtypes[0])
+    kept = rng.random(30) < share
+    numbers = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
+    left, wanted = naive.drop_numbers(index.tolist(), counts.tolist(), numbers.tolist())
+    out = np.empty(len(index), dtypes[1])
+    n = csr.drop_numbers(index, counts, numbers, out)
+    assert out[:n].tolist() == left and counts.tolist() == wanted
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32])
 def test_row_starts_do_not_overflow(dtype):
     counts = np.full((50, 7), 255, dtype)

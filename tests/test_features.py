@@ -13,7 +13,7 @@ from ctrps.data.operators import OPERATORS
 from ctrps.data.program import Extractor
 from ctrps.data.sampletext import SampleText
 from ctrps.errors import ConfigError, DataError
-from ctrps.kernels import lines, prefix, program, values
+from ctrps.kernels import lines, prefix, values
 from ctrps.kernels.keys import hash_text, key_of
 from tests import naive_data2 as naive
 
@@ -251,16 +251,6 @@ def test_split_rows():
         for field, column in ((0, 1), (2, 0)):
             if field < len(fields):
                 assert data[starts[column, i] : ends[column, i]] == fields[field]
-
-
-def test_drop_keys():
-    rng = np.random.default_rng(3)
-    counts = rng.integers(0, 4, (20, 3)).astype(np.int32)
-    keys = rng.integers(0, 1 << 60, int(counts.sum())).astype(np.uint64)
-    keep = rng.random(len(keys)) < 0.5
-    left, kept = naive.drop_keys(keys.tolist(), counts.tolist(), keep.tolist())
-    n = program.drop_keys(keys, counts, keep)
-    assert keys[:n].tolist() == left and counts.tolist() == kept
 
 
 @pytest.mark.parametrize("operator", ["direct", "log", "sqrt"])

@@ -49,6 +49,16 @@ def test_words(seed):
         assert elements[:used].tolist() == naive.hash_list(data, start, end, b",")
 
 
+def test_hash_spans():
+    rng = np.random.default_rng(5)
+    data = bytes(rng.integers(0, 256, 300).tolist())
+    spans = [(a, min(n, 300 - a)) for a in range(301) for n in (0, 1, 2, 3, 4, 5, 6, 7, 8, 20)]
+    starts, sizes = (list(column) for column in zip(*spans, strict=True))
+    found = np.array(starts, np.uint64)
+    words.hash_spans(text_of(data), found, np.array(sizes, np.uint32))
+    assert found.tolist() == naive.hash_spans(data, starts, sizes)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_scan_rows(seed):
     rng = np.random.default_rng(seed)
@@ -65,8 +75,9 @@ def test_scan_rows(seed):
     found, elements = np.zeros(60, np.int32), np.zeros(len(data) + 200, np.uint64)
     tab, buffer = np.uint8(9), text_of(data)
     given = (buffer, rows, tab, columns, starts, ends, firsts, lasts)
-    assert lines.scan_rows(*given, elements[:70], found) == -1
-    used = lines.scan_rows(*given, elements, found)
+    sizes = np.zeros(len(elements), np.uint32)
+    assert lines.scan_rows(*given, elements[:70], sizes, found) == -1
+    used = lines.scan_rows(*given, elements, sizes, found)
     assert used <= len(data)
     for i, wanted in enumerate(naive.scan_rows(data, rows, b"\t")):
         assert found[i] == len(wanted)

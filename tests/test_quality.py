@@ -213,12 +213,25 @@ def test_validation_rows_are_training_rows_left_out_of_the_fit(tmp_path):
 
 @pytest.mark.parametrize("case", [c for c in quality.CASES if c.job], ids=str)
 def test_jobs_are_of_the_model_that_the_table_says(case):
-    assert load_job(quality.JOBS / case.job, [], {}).model.kind == case.model
+    assert load_job(case.path, [*case.settings], {}).model.kind == case.model
 
 
-@pytest.mark.parametrize("job", quality.GRIDS)
-def test_a_job_is_one_that_was_tried(job):
-    stated = load_job(quality.JOBS / job, [], {})
-    for key, values in quality.GRIDS[job].items():
-        same = [load_job(quality.JOBS / job, [f"{key}={value}"], {}) for value in values]
-        assert stated in same, key
+@pytest.mark.parametrize("name", quality.GRIDS, ids="-".join)
+def test_a_job_is_one_that_was_tried(name):
+    case = next(c for c in quality.CASES if (c.data, c.model) == name)
+    stated = load_job(case.path, [*case.settings], {})
+    for key, values in quality.GRIDS[name].items():
+        tried = [[*case.settings, f"{key}={value}"] for value in values]
+        assert stated in [load_job(case.path, settings, {}) for settings in tried], key
+
+
+@pytest.mark.slow
+def test_logs_are_drawn_and_their_last_training_day_can_be_chosen_by(shared, tmp_path):
+    logs = quality.Logs("taobao_lr.yaml", samples=700, test_samples=100, behaviors=0)
+    rows = quality.prepare_logs(shared / "bench" / "taobao_gen.py", tmp_path, logs, choose=True)
+    train, test, fit, validation = (
+        sum(Shard(path).rows for path in folder.parent.glob(folder.name))
+        for folder in (rows.train, rows.test, rows.fit, rows.validation)
+    )
+    assert (train, test) == (600, 100) and fit + validation == 600 and 50 < validation < 150
+    assert 0.6 < rows.ceiling < 0.9

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctrps.codec import FrameFileWriter
-from ctrps.data import shards
 from ctrps.data.shards import Block, Rows, Schema, Shard, ShardWriter, joined
 from ctrps.errors import DataError
 from ctrps.kernels.keys import dense_key
@@ -221,14 +220,13 @@ def test_a_trailer_that_is_not_of_a_shard_is_refused(tmp_path):
         Shard(tmp_path / "b.shard")
 
 
-def test_the_number_of_threads_does_not_show(tmp_path, monkeypatch):
+def test_the_number_of_threads_does_not_show(tmp_path):
     schema = Schema(("a", "b"), ("x",))
     pieces = [make_rows(seed, 7, schema, most=3) for seed in range(30)]
     found = []
     for threads in (1, 4):
-        monkeypatch.setattr(shards, "THREADS", threads)
         path = tmp_path / f"{threads}.shard"
-        with ShardWriter(path, schema, 10) as writer:
+        with ShardWriter(path, schema, 10, threads=threads) as writer:
             for piece in pieces:
                 writer.add(piece)
         found.append(path.read_bytes())

@@ -34,6 +34,7 @@ SECTIONS = (
     *(f"dense_features_{group}" for group in GROUPS),
     *(f"sparse_features_{group}" for group in GROUPS),
     "missing",
+    "extracted",
 )
 
 TIDY = {"lower": derive.LOWER, "strip": derive.STRIP, "squeeze": derive.SQUEEZE}
@@ -61,7 +62,7 @@ def _kept_by(model: Path) -> str:
     try:
         manifest = json.loads((model / "manifest.json").read_bytes())
         return str(manifest["data"]["schema"]["features"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         what = "it is not the folder of a model that was trained on extracted features"
         raise ConfigError(what, where=display(model), hint="check features.spec") from None
 
@@ -110,7 +111,7 @@ class _Reader:
             sparse=tuple(self._ordered("sparse", known)),
             fits=tuple(self._fits),
         )
-        return self._with_missing(spec)
+        return self._with_extracted(self._with_missing(spec))
 
     def _entries(self, section: str) -> dict[str, tuple[Piece, Piece]]:
         return self._ini.sections.get(section, {})
@@ -145,6 +146,19 @@ class _Reader:
             known.append(name.text)
             if derived is not None:
                 yield derived
+
+    def _with_extracted(self, spec: FeatureSpec) -> FeatureSpec:
+        """The spec with what ``[extracted]`` says, which ``extract`` has written."""
+        for name, value in self._entries("extracted").values():
+            if name.text == "count_above" and value.text.isdecimal() and len(value.text) < 20:
+                spec = replace(spec, count_above=int(value.text))
+            elif name.text == "missing" and value.text in ("keep", "drop"):
+                spec = replace(spec, drop_missing=value.text == "drop")
+            elif name.text in ("count_above", "missing"):
+                self.problems.add(value, f"{name.text} is not {value.text!r}")
+            else:
+                self.problems.unknown(name, "key", ["count_above", "missing"])
+        return spec
 
     def _single(self, section: str, fields: Sequence[str]) -> Feature | None:
         entries = list(self._entries(section).values())
@@ -365,7 +379,8 @@ class _Line:
             return ()
         count = piece.text.removeprefix(QUANTILES)
         if count != piece.text:
-            if count.isdecimal() and 2 <= int(count) <= MAX_BUCKETS:
+            short = count.isdecimal() and len(count) < 20
+            if short and 2 <= int(count) <= MAX_BUCKETS:
                 self.fits.append(Fit(_place(piece), QUANTILES, field.text, "direct", int(count)))
             else:
                 what = f"a number of buckets is {QUANTILES}2 to {QUANTILES}{MAX_BUCKETS}"

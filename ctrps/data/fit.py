@@ -6,6 +6,7 @@ rows, and stands beside the shards and in the model.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -125,7 +126,13 @@ def merged(parts: Iterable[Sequence[Distribution]]) -> list[Distribution]:
     return found
 
 
-def fitted(spec: FeatureSpec, found: Sequence[Distribution]) -> str:
+def fitted(
+    spec: FeatureSpec,
+    found: Sequence[Distribution],
+    *,
+    count_above: int = 0,
+    drop_missing: bool = False,
+) -> str:
     """The text of a features file with everything filled in that it left open.
 
     Parameters
@@ -133,6 +140,8 @@ def fitted(spec: FeatureSpec, found: Sequence[Distribution]) -> str:
     spec
     found
         What the numbers of ``spec_of_numbers(spec)`` are in training rows.
+    count_above, drop_missing
+        How these rows are made, as the job says: the text tells it in a section ``[extracted]``.
 
     Raises
     ------
@@ -152,7 +161,12 @@ def fitted(spec: FeatureSpec, found: Sequence[Distribution]) -> str:
     for (line, column, length), text in sorted(changes.items(), reverse=True):
         old = lines[line - 1]
         lines[line - 1] = old[: column - 1] + text + old[column - 1 + length :]
-    text = "\n".join(lines)
+    said = ["missing=drop"] * (drop_missing or spec.drop_missing)
+    said += [f"count_above={count_above}"] * (count_above > 0)
+    # A model's own features, made again of other rows, have such a section already.
+    text = re.sub(r"(?ms)^\[extracted\]\n.*?(?=^\[|\Z)", "", "\n".join(lines))
+    if said:
+        text = "\n".join([text.rstrip("\n"), "", "[extracted]", *said, ""])
     assert not parse_spec(text, spec.path, spec.folder).fits
     return text
 

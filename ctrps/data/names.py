@@ -22,16 +22,17 @@ from typing import Any
 import numpy as np
 
 from ctrps.codec import CodecError, FrameFile, FrameFileWriter
+from ctrps.data.counts import KeyTable, enlarged
 from ctrps.data.program import Extractor
 from ctrps.data.sampletext import SampleText
 from ctrps.data.shards import Shard
 from ctrps.errors import DataError
 from ctrps.kernels.csr import row_starts
-from ctrps.kernels.keys import index_build, index_capacity, index_insert, index_new
 from ctrps.kernels.names import first_rows
 
 KIND = "names"
 SUFFIX = ".names"
+_TYPES = ("u8", "i8", "u1", "i8")
 
 PIECE_LINES = 4096
 """Lines whose values are named at a time."""
@@ -56,55 +57,39 @@ class _Seen:
 
     def __init__(self, most: int):
         self._most = 8 * most
-        self._index = index_new(1 << 12)
-        self._keys = np.empty(0, np.uint64)
+        self._table = KeyTable()
         self._counts, self._rows = np.empty((2, 0), np.int64)
-        self._used = 0
         self.forgot = False
 
     @property
     def keys(self) -> np.ndarray:
-        return self._keys[: self._used]
+        return self._table.keys
 
     @property
     def counts(self) -> np.ndarray:
-        return self._counts[: self._used]
+        return self._counts[: len(self.keys)]
 
     @property
     def rows(self) -> np.ndarray:
-        return self._rows[: self._used]
+        return self._rows[: len(self.keys)]
 
     def add(self, keys: np.ndarray, counts: np.ndarray, rows: np.ndarray) -> None:
         """Count distinct keys that came ``counts`` times, in ``rows`` and maybe others."""
-        self._make_room(len(keys))
-        at, new = np.empty((2, len(keys)), np.int64)
-        used, count = index_insert(self._index, keys, self._used, at, new)
-        new = new[:count]
-        self._keys[self._used : used], self._rows[self._used : used] = keys[new], rows[new]
-        self._counts[self._used : used] = 0
-        self._used = used
+        before = len(self.keys)
+        at, new = self._table.rows(keys)
+        used = len(self.keys)
+        self._counts = enlarged(self._counts, before, used)
+        self._rows = enlarged(self._rows, before, used)
+        self._counts[before:used], self._rows[before:used] = 0, rows[new]
         self._counts[at] += counts
         if used > self._most:
             self._forget()
 
-    def _make_room(self, more: int) -> None:
-        room = self._used + more
-        if room > len(self._keys):
-            lacking = 2 * room - len(self._keys)
-            self._keys = np.concatenate([self._keys, np.empty(lacking, np.uint64)])
-            self._counts = np.concatenate([self._counts, np.empty(lacking, np.int64)])
-            self._rows = np.concatenate([self._rows, np.empty(lacking, np.int64)])
-        if index_capacity(room) > len(self._index):
-            self._index = index_new(2 * index_capacity(room))
-            index_build(self._index, self.keys)
-
     def _forget(self) -> None:
         kept = _commonest(self.counts, self._most // 2)
-        self._used = len(kept)
-        for array in (self._keys, self._counts, self._rows):
+        for array in (self._counts, self._rows):
             array[: len(kept)] = array[kept]
-        self._index[:] = 0
-        index_build(self._index, self.keys)
+        self._table.reduce(kept)
         self.forgot = True
 
 
@@ -280,15 +265,36 @@ def _files(paths: Iterable[Path]) -> Sequence[Path]:
 def _read(path: Path) -> tuple[dict[str, Any], np.ndarray, np.ndarray, list[str]]:
     try:
         file = FrameFile(path, KIND)
-        _, arrays = file.read(0)
+        arrays = file.read(0)[1] if file.records == 1 else []
     except OSError as error:
         raise DataError(f"cannot read it: {error.strerror}", where=str(path)) from None
     except CodecError as error:
         raise DataError(error.what, where=error.where, hint="extract again") from None
-    if [array.dtype for array in arrays] != ["u8", "i8", "u1", "i8"]:
+    if not (_is_meta(file.meta) and _are_names(arrays)):
         raise DataError("it does not hold names", where=str(path), hint="extract again")
     keys, counts, text, ends = arrays
     whole, places = text.tobytes(), [0, *ends.tolist()]
     pairs = itertools.pairwise(places)
     names = [whole[start:end].decode("utf-8", "backslashreplace") for start, end in pairs]
     return file.meta, keys, counts, names
+
+
+def _is_meta(meta: dict[str, Any]) -> bool:
+    pairs = [meta.get(name) for name in ("rows", "keys", "values")]
+    whole = all(
+        isinstance(pair, list) and [type(number) for number in pair] == [int, int] for pair in pairs
+    )
+    return whole and isinstance(meta.get("exact"), bool)
+
+
+def _are_names(arrays: list[np.ndarray]) -> bool:
+    if [(array.dtype, array.ndim) for array in arrays] != [(t, 1) for t in _TYPES]:
+        return False
+    keys, counts, text, ends = arrays
+    borders = np.concatenate([[0], ends])
+    return (
+        len(keys) == len(counts) == len(ends)
+        and bool((keys[1:] > keys[:-1]).all())
+        and bool((borders[1:] >= borders[:-1]).all())
+        and int(borders[-1]) == len(text)
+    )

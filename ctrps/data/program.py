@@ -74,7 +74,7 @@ class Extractor:
     ):
         self.spec = spec
         self.schema = Schema(spec.slots, spec.dense_names, "mean", spec.text)
-        self._drop_missing, self._empty = drop_missing, empty
+        self._drop_missing, self._empty = drop_missing or spec.drop_missing, empty
         columns = _columns(spec, header, file)
         self._customs = customs_of(spec, header)
         # What Python makes stands behind the columns of the file, in the text as in the program.
@@ -230,11 +230,13 @@ class Extractor:
 def _columns(spec: FeatureSpec, header: Sequence[str], file: str) -> np.ndarray:
     """Number in ``spec.used`` of each field of the header, or -1."""
     used = spec.used
-    for field in used:
-        if header.count(field) != 1:
-            near = difflib.get_close_matches(field, header, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(header)}"
-            what = f"{'two columns' if field in header else 'no column'} {field!r}"
-            raise DataError(f"{what}, which {spec.path} uses", where=f"{file}:1:1", hint=hint)
+    wrong = [field for field in used if header.count(field) != 1]
+    if wrong:
+        field, more = wrong[0], f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        near = difflib.get_close_matches(field, header, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(header)}"
+        hint = "its header is one field; fields stand between tabs" if len(header) == 1 else hint
+        what = f"{'two columns' if field in header else 'no column'} {field!r}{more}"
+        raise DataError(f"{what}, which {spec.path} uses", where=f"{file}:1:1", hint=hint)
     numbers = {name: number for number, name in enumerate(used)}
     return np.array([numbers.get(name, -1) for name in header], np.int32)

@@ -35,7 +35,7 @@ from ctrps.kernels.keys import grouped, index_capacity
 KIND = "shard"
 
 THREADS = min(8, os.cpu_count() or 1)
-"""Threads that make blocks while a writer's caller reads the next rows."""
+"""Threads of a writer whose caller does not say how many."""
 
 
 Keep = Callable[[np.ndarray], np.ndarray]
@@ -224,6 +224,8 @@ class ShardWriter:
         attribute ``meta`` may be changed until ``close``.
     keep
         Leaves keys out of rows whose weights are means; None keeps all.
+    threads
+        Make blocks while the caller reads the next rows.
 
     Examples
     --------
@@ -246,6 +248,7 @@ class ShardWriter:
         block_rows: int = 4096,
         meta: dict[str, Any] | None = None,
         keep: Keep | None = None,
+        threads: int = THREADS,
     ):
         _check_size(schema, path)
         if block_rows < 1:
@@ -256,11 +259,12 @@ class ShardWriter:
         self._block_rows = block_rows
         self.meta = dict(meta or {})
         self._keep = keep
+        self._most_left = 2 * threads
         self._waiting: list[Rows] = []
         self._waiting_rows = 0
         self._numbers: list[KeyNumbers] = []
         self._sketch = sketch.empty()
-        self._threads = ThreadPoolExecutor(THREADS)
+        self._threads = ThreadPoolExecutor(threads)
         self._making: deque[Future[Block]] = deque()
         self._file = FrameFileWriter(path, KIND)
 
@@ -327,7 +331,7 @@ class ShardWriter:
         """Have a thread make a block of the rows that wait; append those that are ready."""
         rows, self._waiting, self._waiting_rows = self._waiting, [], 0
         self._making.append(self._threads.submit(self._block, rows, self.schema))
-        self._append(most_left=2 * THREADS)
+        self._append(most_left=self._most_left)
 
     def _block(self, rows: list[Rows], schema: Schema) -> Block:
         numbers = self._numbers.pop() if self._numbers else KeyNumbers()

@@ -115,6 +115,8 @@ class FeatureSpec:
         Groups in the order user, ad, user_ad; inside a group in byte order of the names.
     fits
         What is left to be fitted; while there is any, no feature can be computed.
+    count_above, drop_missing
+        What the job said of both when training rows were made; see ``fit.fitted``.
     """
 
     path: str
@@ -127,6 +129,8 @@ class FeatureSpec:
     dense: tuple[Feature, ...]
     sparse: tuple[Feature, ...]
     fits: tuple[Fit, ...]
+    count_above: int = 0
+    drop_missing: bool = False
 
     @property
     def slots(self) -> tuple[str, ...]:

@@ -116,18 +116,19 @@ def drop_numbers(index, counts, numbers, out):
     int
         Keys left.
     """
-    at = left = 0
+    # Unsigned positions spare numba's check for negative ones.
+    at = left = _U0
     for row in range(counts.shape[0]):
         for slot in range(counts.shape[1]):
             before = left
-            for i in range(at, at + counts[row, slot]):
-                number = numbers[index[i]]
+            for _ in range(counts[row, slot]):
+                number = numbers[index[at]]
                 # Written over by the next one, if it is not to stay.
                 out[left] = number
-                left += number >= 0
-            at += counts[row, slot]
+                left += np.uint64(number >= 0)
+                at += _U1
             counts[row, slot] = left - before
-    return left
+    return np.int64(left)
 
 
 @njit(cache=True, nogil=True)

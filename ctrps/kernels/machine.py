@@ -109,6 +109,8 @@ class Registers(NamedTuple):
         Where the next key of each row goes.
     found : int32[BLOCK]
         Fields of each row.
+    sizes : uint32[room]
+        Of the elements of the sample, while they are being hashed.
     """
 
     starts: np.ndarray
@@ -121,6 +123,7 @@ class Registers(NamedTuple):
     found: np.ndarray
     elements: np.ndarray
     derived: np.ndarray
+    sizes: np.ndarray
 
 
 class Output(NamedTuple):
@@ -170,4 +173,5 @@ def new_registers(program: Program, elements: int, derived: int) -> Registers:
         np.zeros(BLOCK, np.int32),
         np.empty(elements, np.uint64),
         np.empty(derived, np.uint8),
+        np.empty(elements, np.uint32),
     )

@@ -72,8 +72,9 @@ def _split(program, data, lines, separator, columns, row, registers, output):
     )  # fmt: skip
     found, elements = registers.found, registers.elements
     listed = scan_rows(
-        data, lines, separator, columns, starts, ends, firsts, lasts, elements, found
-    )
+        data, lines, separator, columns, starts, ends, firsts, lasts,
+        elements, registers.sizes, found,
+    )  # fmt: skip
     for r in range(lines.shape[0] if listed >= 0 else 0):
         if found[r] != columns.shape[0]:
             _spoil(output, row + r, FIELDS, found[r], lines[r], lines[r])
@@ -371,34 +372,3 @@ def run_rows(program, data, lines, separator, columns, row, registers, keys, use
         used = end
         row += block.shape[0]
     return row, used
-
-
-@njit(cache=True, nogil=True)
-def drop_keys(keys, counts, keep):
-    """Take keys out of rows, in place; a slot that loses all its keys is empty.
-
-    Parameters
-    ----------
-    keys : uint64[nnz], read and written
-        In row order, inside a row in slot order.
-    counts : int32[rows, slots], read and written
-        Keys of each row and slot; their sum is nnz.
-    keep : bool[nnz], read
-
-    Returns
-    -------
-    int
-        Keys left, at the front of ``keys`` in their order.
-    """
-    at = 0
-    left = 0
-    for row in range(counts.shape[0]):
-        for slot in range(counts.shape[1]):
-            before = left
-            for i in range(at, at + counts[row, slot]):
-                if keep[i]:
-                    keys[left] = keys[i]
-                    left += 1
-            at += counts[row, slot]
-            counts[row, slot] = left - before
-    return left
