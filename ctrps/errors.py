@@ -19,7 +19,7 @@ Only ``ctrps.cli`` and its parts print an error or end the process.
 
 
 class CtrpsError(Exception):
-    """An error with its place and its remedy.
+    r"""An error with its place and its remedy.
 
     Parameters
     ----------
@@ -34,6 +34,11 @@ class CtrpsError(Exception):
     --------
     >>> print(CtrpsError("no such file", where="job.yaml:3:8", hint="check data.train"))
     job.yaml:3:8: no such file; check data.train
+
+    Parts of a file may stand in the text, so it is shown as a terminal can show it.
+
+    >>> print(CtrpsError("no column 'a\x1b[2Jb'", where="a.csv:1"))
+    a.csv:1: no column 'a\x1b[2Jb'
     """
 
     exit_status = 1
@@ -46,7 +51,8 @@ class CtrpsError(Exception):
 
     def __str__(self) -> str:
         head = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{head}; {self.hint}" if self.hint else head
+        text = f"{head}; {self.hint}" if self.hint else head
+        return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 class ConfigError(CtrpsError):

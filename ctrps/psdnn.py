@@ -114,7 +114,8 @@ def _rows_of_lanes(setting: Setting, said: Said) -> tuple[Setting, str]:
     """In sync mode a step of batch_size rows is one minibatch of each lane, which learns alike."""
     rows, lanes = str(setting.value), said.get("train.lanes", str(TrainSection().lanes))
     sync = said.get("train.consistency", "sync") == "sync"
-    if not (sync and rows.isdecimal() and lanes.isdecimal() and int(lanes)):
+    whole = all(text.isdecimal() and len(text) < 20 for text in (rows, lanes))
+    if not (sync and whole and int(lanes)):
         return setting, ""
     each = str(max(1, int(rows) // int(lanes)))
     note = f"a step of {rows} rows is {lanes} minibatches of {each}, one for each lane"

@@ -9,13 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from ctrps.cli import app
 from ctrps.config import load_job
 from ctrps.data.extract import extract
 from ctrps.data.shards import Shard
 from ctrps.errors import DataError
 from ctrps.kernels import values
 from ctrps.kernels.keys import key_of
+from ctrps.loaded import LoadedModel
+from ctrps.predict import predict
+from tests.procs import settings, trained
 
 ROOT = Path(__file__).parents[1]
 KNOWN = Path(__file__).parent / "fixtures" / "known_keys.tsv"
@@ -206,6 +211,39 @@ def test_13_ids_are_text(case, tmp_path):
     assert len({*floats, *plain}) == 8
     big = cids(case, tmp_path, "big")
     assert big == [key_of("cid", v) for v in ("9007199254740993", "9007199254740992", "")]
+
+
+# 15: values that training never saw
+
+SEEN_AND_NOT = spec("label,user,ad", "[sparse_features_ad]\nad=ad,direct\nuser=user,direct")
+
+
+@pytest.mark.parametrize("kind", ["lr", "fm"])
+@pytest.mark.parametrize("count_above", [0, 1])
+def test_15_values_that_training_never_saw(case, tmp_path, kind, count_above):
+    filtered = f"features.count_above={count_above}"
+    (train,) = run(tmp_path / "a", case("15"), "train", SEEN_AND_NOT, filtered)["outputs"]["train"]
+    (rows,) = run(tmp_path / "b", case("15"), "predict", SEEN_AND_NOT)["outputs"]["train"]
+    model = tmp_path / "run" / "model"
+    how = settings(model_kind=kind, optimizer_l1=0, data_train=train, output_dir=tmp_path / "run")
+    trained(how)
+    loaded = LoadedModel.open(model)
+    held = loaded.partitions.keys_held
+    # With a minimum of two, the user c has no key; each model holds its intercept besides.
+    assert len(loaded.partitions.tables[0].snapshot(0)[0].keys) == 5 - count_above
+    found = predict(loaded, [Path(rows)])
+    (part,) = found
+    assert (found.rows, found.occurrences, found.unknown) == (4, 8, 4)
+    (intercept,) = loaded.partitions.tables[1].snapshot(0)[0].rows[:, 0]
+    assert part.margins[2] == intercept and len(set(part.margins.tolist())) == 4
+    assert part.probabilities[2] == pytest.approx(1 / (1 + np.exp(-np.float64(intercept))), 1e-6)
+    (again,) = predict(loaded, [Path(rows)])
+    assert again.margins.tobytes() == part.margins.tobytes()
+    assert loaded.partitions.keys_held == held
+    command = ["predict", "--model", str(model), "--data", rows, "-o", "-"]
+    said = CliRunner().invoke(app, command)
+    assert said.exit_code == 0 and len(said.stdout.splitlines()) == 5
+    assert "the model does not know 4 of 8 values" in said.stderr
 
 
 # 16: logarithms and roots that do not exist

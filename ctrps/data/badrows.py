@@ -21,6 +21,10 @@ SHOWN = 60
 """Characters of the offending text in a message; a line of a terminal holds no more."""
 
 
+KEPT_BYTES = 1 << 16
+"""Bytes of a row that are set aside; what is longer is hardly a row."""
+
+
 @dataclass(frozen=True, slots=True)
 class BadRow:
     """One rejected row: where it stands, what was expected there and what was found."""
@@ -132,13 +136,14 @@ class BadRows:
         reason
             What was expected there: ``expected a finite number``.
         text
-            The offending piece as it stands in the file.
+            The offending piece as it stands in the file; ``KEPT_BYTES`` of it are kept.
 
         Raises
         ------
         DataError
             When no bad row is allowed.
         """
+        text = text[:KEPT_BYTES]
         if isinstance(text, bytes):
             text = text.decode("utf-8", "backslashreplace")
         row = BadRow(str(file), line, column, reason, text)

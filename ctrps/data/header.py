@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Collection
 
 from ctrps.data.badrows import shown
@@ -81,7 +82,7 @@ def _names(record: bytes, separator: str, unnamed: Collection[str] | None, where
 
 def check_distinct(names: Collection[str], where: str) -> None:
     """Raise DataError if a name comes twice."""
-    twice = next((name for name in names if list(names).count(name) > 1), None)
-    if twice:
+    twice = next((name for name, times in Counter(names).items() if times > 1), None)
+    if twice is not None:
         hint = "rename or remove one of them"
         raise DataError(f"two columns are named {twice!r}", where=where, hint=hint)

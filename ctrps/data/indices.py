@@ -75,9 +75,11 @@ def _groups(parts: Sequence[Sequence[Shard]]) -> Iterator[tuple[str, IndexRange]
         found: dict[str, IndexRange] = {}
         for shard in part:
             meta = shard.meta
-            if "least" in meta:
-                group = found.setdefault(meta["format"], IndexRange())
-                group.include(meta["least"], meta["greatest"], meta["source"])
+            least, greatest = meta.get("least"), meta.get("greatest")
+            # Whoever writes a shard may say in its meta what he likes.
+            if isinstance(least, int) and isinstance(greatest, int):
+                group = found.setdefault(str(meta.get("format")), IndexRange())
+                group.include(least, greatest, str(meta.get("source")))
         yield from found.items()
 
 
