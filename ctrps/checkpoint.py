@@ -17,11 +17,12 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_origin, get_type_hints
 
 import numpy as np
 
@@ -166,35 +167,33 @@ def commit(folder: Path, manifest: Manifest, keep: int = 1) -> Manifest:
     """
     content = hashlib.sha256()
     for file in sorted(manifest.files):
-        content.update(bytes.fromhex(_open(folder, file).meta["content"]))
+        content.update(bytes.fromhex(content_of(folder, file)))
     digest = f"sha256:{content.hexdigest()}"
-    whole = Manifest(**{**manifest.__dict__, "model_digest": digest})
-    body = asdict(whole) | {"format": FORMAT}
-    body["files"] = [list(file) for file in whole.files]
-    if keep > 1 and exists(folder):
-        _place(folder, EARLIER.format(read_manifest(folder).checkpoint), MANIFEST)
-    _write(folder, MANIFEST, _text(body))
+    whole = replace(manifest, model_digest=digest)
+    if keep > 1 and (before := readable(folder, MANIFEST)):
+        _place(folder, EARLIER.format(before.checkpoint), MANIFEST)
+    write_file(folder, MANIFEST, manifest_text(whole))
     _sweep(folder, whole, keep)
     return whole
 
 
-def _write(folder: Path, name: str, content: bytes) -> None:
+def write_file(folder: Path, name: str, content: bytes) -> None:
     """Give a small file its name when all of it is on disk."""
     temporary = folder / f"{name}.tmp-{os.getpid()}"
-    try:
-        with _writing(folder / name):
+    with _writing(folder / name):
+        try:
             with open(temporary, "wb") as file_out:
                 file_out.write(content)
                 file_out.flush()
                 os.fsync(file_out.fileno())
             os.replace(temporary, folder / name)
             sync_folder(folder)
-    finally:
-        temporary.unlink(missing_ok=True)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def _place(folder: Path, name: str, source: str) -> None:
-    _write(folder, name, (folder / source).read_bytes())
+    write_file(folder, name, (folder / source).read_bytes())
 
 
 def keep_best(folder: Path) -> None:
@@ -209,19 +208,45 @@ def restore_best(folder: Path) -> Manifest:
     return read_manifest(folder)
 
 
+def copy(folder: Path, out: Path) -> int:
+    """Copy every checkpoint of a folder to another, the model's manifest last; returns bytes."""
+    names = manifests(folder)
+    files = {file for name in names for file in read_manifest(folder, name).files}
+    for file in sorted(files):
+        with _writing(out / file.name):
+            shutil.copyfile(folder / file.name, out / file.name)
+            sync_folder(out / file.name)
+    with _writing(out):
+        sync_folder(out)
+    for name in names:
+        write_file(out, name, (folder / name).read_bytes())
+    return sum(file.size_bytes for file in files)
+
+
 def earlier(folder: Path) -> list[Path]:
     """Manifests of earlier checkpoints that are still there, oldest first."""
-    return sorted(folder.glob(EARLIER.format("*")), key=lambda path: int(path.stem.split("-")[1]))
+    paths = [p for p in folder.glob(EARLIER.format("*")) if p.stem.split("-")[1].isdecimal()]
+    return sorted(paths, key=lambda path: int(path.stem.split("-")[1]))
 
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
+    """Turn errors of the disk, while ``path`` or the files of that folder change, into ours."""
     try:
         yield
     except OSError as error:
         what = f"cannot write it: {error.strerror}"
-        hint = "the last complete checkpoint is still there; make room or mend the folder"
+        hint = "make room or mend the folder, then run the same command again"
+        if exists(path) or exists(path.parent):
+            hint = f"the last complete checkpoint is still there; {hint}"
         raise CheckpointError(what, where=str(path), hint=hint) from None
+
+
+def manifest_text(manifest: Manifest) -> bytes:
+    """A manifest as it is on disk."""
+    body = asdict(manifest) | {"format": FORMAT}
+    body["files"] = [list(file) for file in manifest.files]
+    return _text(body)
 
 
 def _text(body: dict[str, Any]) -> bytes:
@@ -232,17 +257,32 @@ def _text(body: dict[str, Any]) -> bytes:
 
 def _sweep(folder: Path, manifest: Manifest, keep: int) -> None:
     """Remove what belongs to no kept model, and nothing of a later checkpoint."""
-    old = earlier(folder)
-    for path in old[: max(len(old) - keep + 1, 0)]:
-        path.unlink(missing_ok=True)
-    names = [path.name for path in earlier(folder)]
-    names += [BEST] if (folder / BEST).exists() else []
-    kept = [manifest, *(read_manifest(folder, name) for name in names)]
-    listed = {file.name for model in kept for file in model.files}
-    for path in folder.iterdir():
-        found = NAME.match(path.name)
-        if found and path.name not in listed and int(found[2]) <= manifest.checkpoint:
+    with _writing(folder):
+        old = earlier(folder)
+        for path in old[: max(len(old) - keep + 1, 0)]:
             path.unlink(missing_ok=True)
+        # A damaged manifest says of no file that it is still needed, and may not stop training.
+        kept = [manifest, *filter(None, (readable(folder, name) for name in manifests(folder)))]
+        listed = {file.name for model in kept for file in model.files}
+        for path in folder.iterdir():
+            found = NAME.match(path.name)
+            left_over = found and path.name not in listed and int(found[2]) <= manifest.checkpoint
+            if left_over or path.match("*.json.tmp-*"):
+                path.unlink(missing_ok=True)
+
+
+def manifests(folder: Path) -> list[str]:
+    """Names of the manifests of a folder: earlier checkpoints, the best one, the model itself."""
+    names = [path.name for path in earlier(folder)]
+    return names + [name for name in (BEST, MANIFEST) if (folder / name).exists()]
+
+
+def readable(folder: Path, name: str) -> Manifest | None:
+    """A manifest, or None if it is damaged or not there."""
+    try:
+        return read_manifest(folder, name)
+    except CheckpointError:
+        return None
 
 
 def exists(folder: Path) -> bool:
@@ -261,24 +301,68 @@ def read_manifest(folder: Path, name: str = MANIFEST) -> Manifest:
     path = folder / name
     try:
         text = path.read_bytes()
-        body = json.loads(text)
     except FileNotFoundError:
         inside = folder / "model"
         hint = f"the model is {inside}" if exists(inside) else "give the folder that training wrote"
         raise CheckpointError("no model is there", where=str(path), hint=hint) from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"it cannot be read: {error}", where=str(path)) from None
+    except OSError as error:
+        what = f"it cannot be read: {error.strerror}"
+        raise CheckpointError(what, where=str(path), hint=remedy(folder)) from None
+    try:
+        return parse_manifest(text)
+    except CheckpointError as error:
+        raise CheckpointError(error.what, where=str(path), hint=remedy(folder)) from None
+
+
+def parse_manifest(text: bytes) -> Manifest:
+    """A manifest from its bytes; CheckpointError, without a place, unless they are whole."""
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"it cannot be read: {error}") from None
     version = body.get("format") if isinstance(body, dict) else None
     if version != FORMAT:
-        what = f"model format {version!r}, this version of ctrps reads {FORMAT}"
-        raise CheckpointError(what, where=str(path))
+        raise CheckpointError(f"model format {version!r}, this version of ctrps reads {FORMAT}")
     body.pop("check", None)
     # Byte for byte: a changed bit may leave a number's value as it was, as e and E do.
     if text != _text(body):
-        raise CheckpointError("its checksum is wrong, it is damaged", where=str(path))
+        raise CheckpointError("its checksum is wrong, it is damaged")
     del body["format"]
-    body["files"] = tuple(PartitionFile(*file) for file in body["files"])
-    return Manifest(**body)
+    try:
+        body["files"] = tuple(PartitionFile(*file) for file in body["files"])
+        manifest = Manifest(**body)
+    except (KeyError, TypeError):
+        manifest = None
+    if manifest is None or not _is_whole(manifest):
+        raise CheckpointError("its parts do not fit each other")
+    return manifest
+
+
+def remedy(folder: Path) -> str:
+    """What to do about a damaged file of the model in ``folder``."""
+    if not (older := earlier(folder)):
+        return "restore the folder from a copy, or train again"
+    name, number = older[-1].name, older[-1].stem.split("-")[1]
+    back = f"go back to checkpoint {number}: copy {name} over {MANIFEST}"
+    return f"restore the folder from a copy, or {back}"
+
+
+_TYPES = {name: get_origin(kind) or kind for name, kind in get_type_hints(Manifest).items()}
+
+
+def _is_whole(manifest: Manifest) -> bool:
+    """Whether all parts of a manifest are of their types, and files are named as files are."""
+    typed = all(type(getattr(manifest, name)) is kind for name, kind in _TYPES.items())
+    return (
+        typed
+        and all(_are(table, str, int, int) for table in manifest.tables)
+        and all(_are(list(file), int, str, int, str) for file in manifest.files)
+        and all(NAME.fullmatch(file.name) for file in manifest.files)
+    )
+
+
+def _are(parts: Any, *types: type) -> bool:
+    return type(parts) is list and [type(part) for part in parts] == [*types]
 
 
 class Checkpoint:
@@ -287,6 +371,8 @@ class Checkpoint:
     Parameters
     ----------
     folder
+    name
+        Of its manifest, for an earlier or the best checkpoint.
 
     Raises
     ------
@@ -294,13 +380,15 @@ class Checkpoint:
         Naming the file that is missing, of the wrong size, not part of the model, or damaged.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, name: str = MANIFEST):
         self.folder = folder
-        self.manifest = read_manifest(folder)
+        self.manifest = read_manifest(folder, name)
         self._files = {file.partition: file for file in self.manifest.files}
-        self._refuse_strangers()
+        if found := strangers(folder, self.manifest):
+            what = "a partition file that the manifest does not list"
+            raise CheckpointError(what, where=str(found[0]), hint="move it to another folder")
         for file in self.manifest.files:
-            self._path(file)
+            check_size(folder, file)
 
     @property
     def partitions(self) -> int:
@@ -308,43 +396,62 @@ class Checkpoint:
 
     def read(self, partition: int) -> Saved:
         """One partition, every checksum verified."""
-        opened = _open(self.folder, self._files[partition])
-        tables = []
-        try:
-            for number, (name, _, width) in enumerate(self.manifest.tables):
-                header, (keys, rows) = opened.read(number)
-                if header != name or rows.shape != (len(keys), width):
-                    what = f"table {header!r} of shape {rows.shape}, not {name!r} of width {width}"
-                    raise CheckpointError(what, where=str(opened.path))
-                tables.append(Rows(keys, rows))
-            notes = opened.read(len(tables))[1]
-        except (CodecError, OSError, ValueError, IndexError) as error:
-            raise _damaged(opened.path, error) from None
-        return Saved(tables, notes)
+        return read_partition(self.folder, self.manifest, self._files[partition])
 
     def verify(self) -> None:
         """Read every byte of every partition."""
         for partition in self._files:
             self.read(partition)
 
-    def _path(self, file: PartitionFile) -> Path:
-        path = self.folder / file.name
-        size = path.stat().st_size if path.exists() else -1
-        if size < 0:
-            raise CheckpointError("a file of the model is missing", where=str(path))
-        if size != file.size_bytes:
-            what = f"{size} bytes, the manifest says {file.size_bytes}"
-            raise CheckpointError(what, where=str(path), hint="the file is cut short or replaced")
-        return path
 
-    def _refuse_strangers(self) -> None:
-        """Refuse partition files that are neither listed nor left over from another save."""
-        listed = {file.name for file in self.manifest.files}
-        saves = {_save(name) for name in listed}
-        for path in sorted(self.folder.glob("*.part")):
-            if path.name not in listed and _save(path.name) in (*saves, None):
-                what = "a partition file that the manifest does not list"
-                raise CheckpointError(what, where=str(path), hint="move it to another folder")
+def read_partition(folder: Path, manifest: Manifest, file: PartitionFile) -> Saved:
+    """One partition of a model, every checksum verified."""
+    opened = _open(folder, file)
+    tables = []
+    try:
+        for number, (name, _, width) in enumerate(manifest.tables):
+            header, (keys, rows) = opened.read(number)
+            if header != name or rows.shape != (len(keys), width):
+                what = f"table {header!r} of shape {rows.shape}, not {name!r} of width {width}"
+                raise CheckpointError(what, where=str(opened.path), hint=remedy(folder))
+            if not _are_rows(keys, rows):
+                what = f"table {name!r} does not hold rows of ascending keys"
+                raise CheckpointError(what, where=str(opened.path), hint=remedy(folder))
+            tables.append(Rows(keys, rows))
+        notes = opened.read(len(tables))[1]
+    except (CodecError, OSError, ValueError, IndexError) as error:
+        raise _damaged(opened.path, error) from None
+    return Saved(tables, notes)
+
+
+def content_of(folder: Path, file: PartitionFile) -> str:
+    """The digest of keys and rows that a partition's file states."""
+    return str(_open(folder, file).meta.get("content"))
+
+
+def check_size(folder: Path, file: PartitionFile) -> None:
+    """Raise CheckpointError unless a file is there and as long as the manifest says."""
+    path = folder / file.name
+    size = path.stat().st_size if path.exists() else -1
+    if size < 0:
+        raise _missing(path)
+    if size != file.size_bytes:
+        what = f"{size} bytes, the manifest says {file.size_bytes}: it is cut short or replaced"
+        raise CheckpointError(what, where=str(path), hint=remedy(folder))
+
+
+def strangers(folder: Path, manifest: Manifest) -> list[Path]:
+    """Partition files that are neither listed nor left over from another save."""
+    listed = {file.name for file in manifest.files}
+    saves = {_save(name) for name in listed}
+    paths = sorted(folder.glob("*.part"))
+    return [p for p in paths if p.name not in listed and _save(p.name) in (*saves, None)]
+
+
+def _are_rows(keys: np.ndarray, rows: np.ndarray) -> bool:
+    """Kernels take them as they are, so a file may not lie."""
+    typed = keys.dtype == np.uint64 and keys.ndim == 1 and rows.dtype == np.float32
+    return typed and bool((keys[1:] > keys[:-1]).all())
 
 
 def _save(name: str) -> tuple[int, int] | None:
@@ -358,17 +465,20 @@ def _open(folder: Path, file: PartitionFile) -> FrameFile:
     try:
         opened = FrameFile(path, KIND)
     except FileNotFoundError:
-        raise CheckpointError("a file of the model is missing", where=str(path)) from None
+        raise _missing(path) from None
     except (CodecError, OSError) as error:
         raise _damaged(path, error) from None
     if opened.digest != file.digest or opened.meta.get("partition") != file.partition:
         what = "it is not the file that the manifest means: another digest"
-        raise CheckpointError(what, where=str(path))
+        raise CheckpointError(what, where=str(path), hint=remedy(folder))
     return opened
+
+
+def _missing(path: Path) -> CheckpointError:
+    what = "a file of the model is missing"
+    return CheckpointError(what, where=str(path), hint=remedy(path.parent))
 
 
 def _damaged(path: Path, error: Exception) -> CheckpointError:
     what = error.what if isinstance(error, CodecError) else str(error)
-    return CheckpointError(
-        what, where=str(path), hint="restore the folder from a copy, or train again"
-    )
+    return CheckpointError(what, where=str(path), hint=remedy(path.parent))

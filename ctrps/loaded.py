@@ -23,6 +23,7 @@ from ctrps.errors import CheckpointError, CtrpsError
 from ctrps.models import Minibatch, Model
 from ctrps.ps.partition import PartitionSet
 from ctrps.ps.table import RowSet
+from ctrps.remote import at_hand
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class LoadedModel:
     Attributes
     ----------
     folder : Path
+        Where it is; of a URL only for messages.
     manifest : Manifest
     job : JobConfig
         The job that trained it.
@@ -53,30 +55,33 @@ class LoadedModel:
     text: TextSettings
 
     @classmethod
-    def open(cls, folder: Path) -> Self:
-        """Read the model in ``folder``, whole or not at all, every checksum verified.
+    def open(cls, home: Path | str) -> Self:
+        """Read the model in a folder or at a URL, whole or not at all, every checksum verified.
 
         Raises
         ------
         CheckpointError
             Naming the file that is missing, damaged, or does not fit the others.
         """
-        folder = Path(folder)
+        with at_hand(home) as folder:
+            return cls._read(folder, Path(home))
+
+    @classmethod
+    def _read(cls, folder: Path, home: Path) -> Self:
         checkpoint = Checkpoint(folder)
         manifest, where = checkpoint.manifest, str(folder / MANIFEST)
+        job = job_of(manifest, where)
         try:
-            job = JobConfig.model_validate(yaml.safe_load(manifest.job))
             schema = Schema.from_dict(manifest.data["schema"])
             text = _text_settings(manifest.data["text"], schema)
-        except (yaml.YAMLError, ValidationError, CtrpsError, KeyError, TypeError) as error:
-            what = f"its job or columns cannot be read: {' '.join(str(error).split())[:200]}"
-            raise CheckpointError(what, where=where) from None
+        except (CtrpsError, KeyError, TypeError, RecursionError) as error:
+            raise _unreadable(error, where) from None
         model = models.build(job)
         _check_fits(manifest, job, model, where)
         partitions = PartitionSet(model)
         for number in range(model.partitions):
             partitions.load([RowSet(*rows) for rows in checkpoint.read(number).tables])
-        return cls(folder, manifest, job, model, partitions, schema, text)
+        return cls(home, manifest, job, model, partitions, schema, text)
 
     def margins(self, batch: Minibatch) -> np.ndarray:
         """Log-odds of the rows of ``batch``, float32[rows]."""
@@ -87,6 +92,19 @@ class LoadedModel:
         """How many of the entries of ``batch`` have a key that the model does not hold."""
         absent = self.partitions.tables[0].find(batch.keys) == 0
         return int(batch.counts[absent].sum())
+
+
+def job_of(manifest: Manifest, where: str) -> JobConfig:
+    """The job that trained a model; CheckpointError if this version cannot read it."""
+    try:
+        return JobConfig.model_validate(yaml.safe_load(manifest.job))
+    except (yaml.YAMLError, ValidationError, CtrpsError, RecursionError) as error:
+        raise _unreadable(error, where) from None
+
+
+def _unreadable(error: Exception, where: str) -> CheckpointError:
+    what = f"its job or columns cannot be read: {' '.join(str(error).split())[:200]}"
+    return CheckpointError(what, where=where)
 
 
 def _text_settings(found: dict[str, Any], schema: Schema) -> TextSettings:

@@ -76,7 +76,7 @@ def open_inputs(job: JobConfig, progress: Progress | None = None) -> Inputs:
     return Inputs(manifest, schema, time.monotonic() - began, sum(b.count for b in bad))
 
 
-def _extracted(job: JobConfig, part: str) -> Path:
+def extracted(job: JobConfig, part: str) -> Path:
     """Where ``ctrps extract`` puts the rows of this job: the default of ``data.train`` and test.
 
     Values are compared with it, not their origins: a resolved job file states its defaults too.
@@ -86,7 +86,7 @@ def _extracted(job: JobConfig, part: str) -> Path:
 
 def _wants_test(job: JobConfig) -> bool:
     """Test rows are optional: in the default place of ``data.test`` none need be there."""
-    test, default = job.data.test, _extracted(job, "test")
+    test, default = job.data.test, extracted(job, "test")
     return bool(test) and (test != (default,) or bool(glob.glob(str(default))))
 
 
@@ -98,7 +98,7 @@ def _shards(
     progress: Progress | None,
     bad: BadRows,
 ) -> list[Shard]:
-    default = _extracted(job, "train")
+    default = extracted(job, "train")
     if not patterns or (patterns == (default,) and not glob.glob(str(default))):
         raise DataError(
             "no shards are there",

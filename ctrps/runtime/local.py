@@ -78,7 +78,7 @@ class LocalTraining:
                 step = 0
                 self._judge(last=number + 1 == self.job.train.passes)
         if self.job.train.patience:
-            self.manifest = checkpoint.restore_best(self.folder.model)
+            self.manifest = saving.restore_best(self.folder)
             self.test = self._best_test or self.test
         assert self.manifest is not None
         return {

@@ -24,6 +24,7 @@ from ctrps.checkpoint import Manifest
 from ctrps.config import JobConfig, digest
 from ctrps.data.shards import Schema
 from ctrps.errors import ClusterError, ConfigError, DataError
+from ctrps.remote import Remote
 from ctrps.runtime.inputs import Inputs
 
 MADE_BY_A_RUN = ("model", "logs", "bad", "metrics.jsonl", "summary.json")
@@ -46,6 +47,8 @@ class RunFolder:
         keeps those it began with.
     resume : Manifest or None
         The model to go on from.
+    remote : Remote or None
+        Where each checkpoint is copied to; without a model in the folder, that of there is copied.
 
     Raises
     ------
@@ -63,6 +66,7 @@ class RunFolder:
         self.job = job
         self.path = job.output.dir
         self.model = self.path / "model"
+        self.remote = Remote(job.output.remote) if job.output.remote else None
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = self._take_lock()
@@ -78,11 +82,13 @@ class RunFolder:
     def _begin(self, overwrite: bool) -> Manifest | None:
         """Make the folder ready; returns the model to go on from."""
         self._overwrite = overwrite
+        for folder in (self.model, self.path / "logs"):
+            folder.mkdir(exist_ok=True)
+        if self.remote and not overwrite and not checkpoint.exists(self.model):
+            self.remote.download(self.model)
         resume = None if overwrite else self._standing()
         if resume and not resume.border:
             self.job = _as_before(self.job, resume)
-        for folder in (self.model, self.path / "logs"):
-            folder.mkdir(exist_ok=True)
         text = self.job.dump_yaml(origins=True)
         (self.path / "config.resolved.yaml").write_text(text, "utf-8", "surrogateescape")
         return resume
@@ -157,6 +163,8 @@ class RunFolder:
         """
         if self._overwrite:
             self._clear()
+            if self.remote:
+                self.remote.clear()
         self._end_line()
         manifest = self.resume
         if manifest is None or manifest.plan == plan_digest(self.job, inputs):

@@ -4,6 +4,8 @@ What early stopping has seen comes back too, from the figures that the run has w
 """
 
 import json
+import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,7 @@ import numpy as np
 from ctrps import checkpoint
 from ctrps.checkpoint import Checkpoint, Manifest, PartitionFile
 from ctrps.data.shards import Schema
+from ctrps.errors import CheckpointError, CtrpsWarning
 from ctrps.models import Model
 from ctrps.ps.job import EarlyStop
 from ctrps.ps.partition import NO_MARKS, PartitionState
@@ -82,7 +85,42 @@ def commit(
         files=tuple(files),
         cut="exact" if exact else "fuzzy",
     )
-    return checkpoint.commit(folder.model, manifest, train.keep_checkpoints)
+    committed = checkpoint.commit(folder.model, manifest, train.keep_checkpoints)
+    copy_out(folder)
+    return committed
+
+
+def restore_best(folder: RunFolder) -> Manifest:
+    """Make the best checkpoint the run's model, here and at its URL."""
+    manifest = checkpoint.restore_best(folder.model)
+    copy_out(folder)
+    return manifest
+
+
+def copy_out(folder: RunFolder) -> None:
+    """Copy the run's model to its URL, if it has one.
+
+    A copy that fails ends no run: the checkpoint is in the folder, and the next copy brings what
+    this one left. The figures of each copy are a line of ``metrics.jsonl``.
+
+    Warns
+    -----
+    CtrpsWarning
+        Naming the URL, what failed, and how to copy the model by hand.
+    """
+    if folder.remote is None:
+        return
+    began, sent, failed = time.monotonic(), 0, None
+    try:
+        sent = folder.remote.upload(folder.model)
+    except (CheckpointError, OSError) as error:
+        failed = (
+            f"{error}. The checkpoint is whole in {folder.model}; the next copy brings it, or now: "
+            f"ctrps checkpoint copy {folder.model} -o {folder.remote.url}"
+        )
+        warnings.warn(failed, CtrpsWarning, stacklevel=2)
+    line = {"phase": "copy", "url": folder.remote.url, "size_bytes": sent, "error": failed}
+    folder.add_metrics(line | {"seconds": time.monotonic() - began})
 
 
 def resume_early_stop(
