@@ -16,7 +16,10 @@ import typer
 from typer import Argument, Option
 
 from ctrps import __version__
+from ctrps.cli_check import check_app
+from ctrps.cli_checkpoint import checkpoint_app
 from ctrps.cli_data import data_app
+from ctrps.cli_keys import Insecure, guard_of, keys_app, settings_of
 from ctrps.errors import ConfigError
 from ctrps.screen import (
     ConfigFile,
@@ -49,6 +52,9 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Look at the settings of a job.", no_args_is_help=True)
 app.add_typer(data_app)
+app.add_typer(check_app)
+app.add_typer(keys_app)
+app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(config_app, name="config")
 
 ProgressMode = Annotated[
@@ -67,7 +73,9 @@ Parent = Annotated[
     int | None, Option("--parent", hidden=True, help="Process that this one must not outlive.")
 ]
 Rank = Annotated[int, Option("--rank", hidden=True, help="The launcher's number of the process.")]
-ModelFolder = Annotated[Path, Option("--model", metavar="DIR", help="Folder of a trained model.")]
+ModelHome = Annotated[
+    str, Option("--model", metavar="DIR", help="Folder of a trained model, or its URL.")
+]
 
 
 def _version(asked: bool) -> None:
@@ -142,6 +150,7 @@ def launch(
     ] = None,
     overrides: Overrides = None,
     overwrite: Overwrite = False,
+    insecure: Insecure = False,
     progress: ProgressMode = "auto",
     as_json: Json = False,
 ) -> None:
@@ -163,8 +172,10 @@ def launch(
 
     counts = {"cluster.servers": servers, "cluster.workers": workers}
     more = tuple(f"{key}={count}" for key, count in counts.items() if count is not None)
-    job = load(config, overrides, more)
+    job = load(config, overrides, (*more, *settings_of(insecure)))
     one_of("--progress", progress, ("auto", "plain", "none"))
+    for warning in guard_of(job).check(job.cluster):
+        say(f"warning: {warning}")
     with ProgressLine(sys.stderr, progress) as line, announcing(line.compiling):
         summary = run(job, overwrite, line.show, line.tell, status_of, line.converting)
     _show_summary(summary, as_json)
@@ -212,6 +223,7 @@ def scheduler(
     config: ConfigFile = None,
     overrides: Overrides = None,
     overwrite: Overwrite = False,
+    insecure: Insecure = False,
     parent: Parent = None,
     as_json: Json = False,
 ) -> None:
@@ -227,10 +239,12 @@ def scheduler(
         from ctrps.runtime.roles import SchedulerProcess
 
     log = _logger("scheduler")
-    process = SchedulerProcess(load(config, overrides), overwrite, log)
-    finish = process.run(
-        lambda address: log(f"listening; join with CTRPS_SCHEDULER={address} and the same job file")
-    )
+    job = load(config, overrides, settings_of(insecure))
+    guard = guard_of(job)
+    key = f" and job key {guard.key.fingerprint}" if guard.key else ""
+    join = "listening; join with CTRPS_SCHEDULER={} and the same job file{}"
+    process = SchedulerProcess(job, overwrite, log, guard)
+    finish = process.run(lambda address: log(join.format(address, key)))
     if finish.exit_status == 0:
         _show_summary(process.summary(), as_json)
     _end(finish)
@@ -242,6 +256,7 @@ def server(
     config: ConfigFile = None,
     overrides: Overrides = None,
     scheduler: SchedulerAddress = None,
+    insecure: Insecure = False,
     parent: Parent = None,
     rank: Rank = -1,
 ) -> None:
@@ -253,8 +268,9 @@ def server(
         _bind_to(parent)
         from ctrps.runtime.roles import ServerProcess
 
-    job = load(config, overrides)
-    _end(ServerProcess(job, _scheduler_of(job, scheduler), _logger("server"), rank).run())
+    job = load(config, overrides, settings_of(insecure))
+    address = _scheduler_of(job, scheduler)
+    _end(ServerProcess(job, address, _logger("server"), guard_of(job), rank).run())
 
 
 @app.command()
@@ -263,6 +279,7 @@ def worker(
     config: ConfigFile = None,
     overrides: Overrides = None,
     scheduler: SchedulerAddress = None,
+    insecure: Insecure = False,
     parent: Parent = None,
     rank: Rank = -1,
 ) -> None:
@@ -274,8 +291,9 @@ def worker(
         _bind_to(parent)
         from ctrps.runtime.roles import WorkerProcess
 
-    job = load(config, overrides)
-    _end(WorkerProcess(job, _scheduler_of(job, scheduler), _logger("worker"), rank).run())
+    job = load(config, overrides, settings_of(insecure))
+    address = _scheduler_of(job, scheduler)
+    _end(WorkerProcess(job, address, _logger("worker"), guard_of(job), rank).run())
 
 
 def _bind_to(parent: int | None) -> None:
@@ -316,10 +334,11 @@ def _end(finish: "Finish") -> None:
 @app.command()
 @reported
 def predict(
-    model: ModelFolder,
+    model: ModelHome,
     data: DataFiles,
     out: Annotated[
-        str, Option("--out", "-o", metavar="OUT", help="File to write (csv), or - for stdout.")
+        str,
+        Option("--out", "-o", metavar="OUT", help="File to write, csv or .parquet; - for stdout."),
     ] = "-",
     labels: Annotated[
         str,
@@ -348,7 +367,7 @@ def predict(
     if out == "-":
         # An id is bytes of the data, which need not be text of the terminal's encoding.
         sys.stdout.reconfigure(errors="surrogateescape", newline="\n")  # type: ignore[union-attr]
-    rows = predicting.write_csv(scores, sys.stdout if out == "-" else Path(out))
+    rows = predicting.write_scores(scores, sys.stdout if out == "-" else Path(out))
     _say_notes(scores.notes, scores.unknown, scores.occurrences, scores.rejected)
     if out != "-":
         say(f"{rows:,} rows scored to {out}")
@@ -367,7 +386,7 @@ def _say_notes(notes: list[str], unknown: int, occurrences: int, rejected: int) 
 @app.command()
 @reported
 def evaluate(
-    model: ModelFolder,
+    model: ModelHome,
     data: DataFiles,
     format: Format = "auto",
     max_bad: MaxBad = 0.0,

@@ -378,7 +378,7 @@ def _add_batch_defaults(values: dict[str, Any]) -> None:
 def _whole(values: dict[str, Any], key: str, default: int) -> int:
     """A number that has not been checked yet; the check will say what is wrong with another."""
     text = str(values.get(key, default))
-    return int(text) if text.isdecimal() and int(text) else default
+    return int(text) if text.isdecimal() and len(text) < 20 and int(text) else default
 
 
 def _nest(values: dict[str, Any]) -> dict[str, Any]:
@@ -483,7 +483,8 @@ _LIMITS = {
 def _reason(detail: Any, key: str) -> str:
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     found = {dict: "a section", list: "a list", type(None): "nothing"}.get(type(value))
-    found = found or f"{str(value)!r}"
+    text = str(value)
+    found = found or f"{text[:100] + '…' * (len(text) > 100)!r}"
     if kind == "value_error":
         return f": {context['error']}"
     if kind in _LIMITS:

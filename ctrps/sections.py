@@ -4,7 +4,6 @@ Each field says what it is for; ``docs/config.md`` lists the same texts. Where v
 and what depends on more than one section, is in ``ctrps.config``.
 """
 
-import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -66,6 +65,13 @@ def _address(text: str) -> str:
     return text
 
 
+def _url(text: str) -> str:
+    scheme, found, rest = text.partition("://")
+    if not (scheme and found and rest.strip("/")) or not text.isprintable() or set("*?[") & {*text}:
+        raise ValueError(f"must be a URL such as s3://bucket/name, found {text!r}")
+    return text
+
+
 def _rate(value: float) -> float:
     if value < FLOAT32_TINY:
         raise ValueError(f"must be above 0 as a 32-bit number, found {value:g}")
@@ -89,6 +95,7 @@ Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 BlockRows = Annotated[int, Field(ge=1, le=1 << 20)]
 Address = Annotated[str, AfterValidator(_address)]
+Url = Annotated[str, Field(max_length=1000), AfterValidator(_url)]
 Rate = Annotated[float, Field(le=1e6), AfterValidator(_rate)]
 Penalty = Annotated[float, Field(ge=0, le=1e9)]
 Name = Annotated[str, Field(max_length=100), AfterValidator(_name)]
@@ -115,6 +122,10 @@ class SampleSection(Section):
         default=2048,
         ge=256,
         description="Memory that joining tables and windows may take, whatever the tables' size.",
+    )
+    keep: bool = Field(
+        default=True,
+        description="Keep samples as text; if not, they go from memory into features.",
     )
 
 
@@ -169,6 +180,7 @@ class DataSection(Section):
         "csv",
         "tsv",
         "jsonl",
+        "parquet",
     ] = Field(
         default="auto",
         description="Format of these files; auto goes by the first lines and name of each.",
@@ -289,12 +301,12 @@ def stale_batch_rows(kind: str, under_way: int) -> int:
     Examples
     --------
     >>> [stale_batch_rows("fm", n) for n in (1, 2, 4, 8, 16, 100)]
-    [1024, 256, 64, 32, 8, 8]
+    [1024, 320, 96, 32, 8, 8]
     >>> [stale_batch_rows("lr", n) for n in (1, 2, 4, 8, 16, 100)]
     [1024, 1024, 1024, 1024, 512, 64]
     """
-    rows = 8192 / under_way if kind == "lr" else 1024 / under_way ** (5 / 3)
-    return min(1024, max(8, 1 << int(math.log2(max(rows, 1)))))
+    rows = round(8192 / under_way if kind == "lr" else 1024 / under_way ** (5 / 3))
+    return min(1024, max(8, rows // 32 * 32))
 
 
 class OptimizerSection(Section):
@@ -404,6 +416,16 @@ class ClusterSection(Section):
     server_bind: Address = Field(
         default="127.0.0.1:0", description="Address that each server listens on; port 0 as above."
     )
+    key_file: Path | None = Field(
+        default=None,
+        description="File with the job key (`ctrps keygen`), which addresses other than loopback "
+        "need. `CTRPS_JOB_KEY` may hold the key itself instead.",
+    )
+    insecure: bool = Field(
+        default=False,
+        description="Without a key, plain text on any address: whoever reaches it can read and "
+        "join.",
+    )
     start_timeout_s: Seconds = Field(default=60.0, description="Time for all nodes to join.")
     give_up_s: Seconds = Field(
         default=60.0, description="A node ends after this time without scheduler."
@@ -441,4 +463,9 @@ class OutputSection(Section):
 
     dir: Path = Field(
         default=Path("runs/job"), description="Folder of the run, relative to the current folder."
+    )
+    remote: Url | None = Field(
+        default=None,
+        description="URL, of S3 or any file system of fsspec, to which each checkpoint is copied; "
+        "a run without a model goes on from the one that is there.",
     )

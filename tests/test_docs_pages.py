@@ -36,7 +36,8 @@ TOLERANCE = 0.005
 """Other processors round some sums otherwise; figures of quality may differ by so much."""
 
 CHANGING = re.compile(
-    r"\d\d:\d\d:\d\d|sha256:[0-9a-f]{64}|(?<=process )\d+|(?<=127\.0\.0\.1:)\d+"
+    r"(?:\d{4}-\d\d-\d\dT)?\d\d:\d\d:\d\d"
+    r"|sha256:[0-9a-f]{64}|(?<=process )\d+|(?<=127\.0\.0\.1:)\d+"
     r"|[\d,.]+(?= s\b| rows/s)|(?<=-)[0-9a-f]{12}-[0-9a-f]{12}(?=\.)"
 )
 DECIMAL = re.compile(r"\d+\.\d+")

@@ -22,6 +22,7 @@ from ctrps.runtime import fused, local
 from ctrps.runtime.inputs import Inputs, open_inputs
 from ctrps.runtime.launch import launch
 from ctrps.runtime.roles import SchedulerProcess
+from ctrps.runtime.security import Guard
 from tests import naive, naive_fused
 from tests.procs import read_lines, settings, trained, write_rows
 
@@ -366,7 +367,7 @@ def test_a_cluster_refuses_it(data, tmp_path):
     with pytest.raises(ConfigError, match=what):
         launch(refused, False, lambda _: None, lambda _: None, lambda _: 1)
     with pytest.raises(ConfigError, match=what):
-        SchedulerProcess(refused, False, lambda _: None)
+        SchedulerProcess(refused, False, lambda _: None, Guard())
     assert not (tmp_path / "run").exists()
 
 

@@ -6,12 +6,17 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgpack
 import pytest
+import yaml
+import zmq
+
+from ctrps import configfile
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ctrps"
 KERNELS = PACKAGE / "kernels"
-SCREEN = [PACKAGE / name for name in ("cli.py", "cli_data.py", "screen.py")]
+SCREEN = [PACKAGE / "screen.py", *PACKAGE.glob("cli*.py")]
 MODULES = sorted(PACKAGE.rglob("*.py"))
 COMPILERS = {"njit", "jit", "vectorize", "guvectorize", "generated_jit", "cfunc", "stencil"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -106,6 +111,41 @@ def test_nothing_unpickles():
                 if not (isinstance(node.value, ast.Constant) and node.value.value is False):
                     bad.append(place(path, node.value))
     assert not bad
+
+
+def test_no_text_becomes_code_or_a_command():
+    calls = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "yaml.load"}
+    calls |= {"yaml.load_all", "yaml.full_load", "yaml.unsafe_load", "pd.eval", "pandas.eval"}
+    bad = []
+    for path in [*MODULES, *(ROOT / "benchmarks").rglob("*.py")]:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in calls:
+                bad.append(place(path, node))
+            elif isinstance(node, ast.keyword) and node.arg == "shell":
+                bad.append(place(path, node.value))
+            elif isinstance(node, ast.keyword) and node.arg == "Loader":
+                # Whatever our loader is, what it makes is what a safe one makes.
+                if ast.unparse(node.value) not in ("_Loader", "yaml.SafeLoader", "yaml.BaseLoader"):
+                    bad.append(place(path, node.value))
+    assert not bad
+    assert issubclass(configfile._Loader, yaml.SafeLoader)
+
+
+@pytest.mark.parametrize("library", [zmq, msgpack])
+def test_libraries_that_read_the_wire_unpickle_only_where_they_say_so(library):
+    """And where they do, the calls have names that ``test_nothing_unpickles`` looks for."""
+    allowed = {"recv_pyobj", "send_pyobj"}
+    bad = []
+    for path in Path(library.__file__).parent.rglob("*.py"):
+        for function in functions(path):
+            uses = {ast.unparse(node.value) for node in attributes(function)}
+            if uses & {"pickle", "marshal", "shelve"} and function.name not in allowed:
+                bad.append(f"{path}: {function.name}")
+    assert not bad
+
+
+def attributes(function: Function) -> Iterator[ast.Attribute]:
+    return (node for node in ast.walk(function) if isinstance(node, ast.Attribute))
 
 
 @pytest.mark.parametrize("folder", ["sample", "feature_extract", "conf/cluster"])

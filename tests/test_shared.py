@@ -242,6 +242,34 @@ def test_what_finds_the_ring_full_goes_by_the_socket(listener, caller, monkeypat
     assert [got[number] for number in range(30)] == sizes
 
 
+def test_each_peer_has_its_turn(listener, caller):
+    """A peer that has more to say waits for those that have something to say, too."""
+    other = Transport("other")
+    other.connect("there", listener.address)
+    for peer in (caller, other):
+        turn(listener, lambda _, boot=peer._boot: boot in listener._channels)
+        turn(peer, lambda _, peer=peer: peer._channels)
+    for number in range(3):
+        caller.send("there", [b"%d" % number])
+    other.send("there", [b"0"])
+    found = [sorted((peer, *texts(frames)) for peer, frames in listener.poll(0)) for _ in range(3)]
+    assert found == [
+        [(b"caller", b"0"), (b"other", b"0")],
+        [(b"caller", b"1")],
+        [(b"caller", b"2")],
+    ]
+    # Also one whose answer comes while the others have not been heard.
+    caller.send("there", [b"3"])
+    other.send("there", [b"1"])
+    heard = []
+    for peer, frames in listener.poll(0):
+        heard.append((peer, *texts(frames)))
+        if peer == b"caller":
+            caller.send("there", [b"4"])
+    assert len(heard) == 2
+    other.close()
+
+
 def test_a_sleeper_is_woken(listener, caller):
     agree(listener, caller)
     teller = threading.Timer(0.05, caller.send, ("there", [b"up"]))
@@ -320,8 +348,19 @@ def test_a_listener_shares_with_so_many_peers_and_no_more(listener, monkeypatch)
         caller.close()
 
 
+def test_a_file_with_a_name_is_neither_taken_nor_written(tmp_path, bells):
+    """An offer is words of a stranger: it may name any file that this user has open."""
+    path = tmp_path / "model"
+    path.write_bytes(bytes(shared._SIZE))
+    with open(path, "r+b") as file:
+        for token in (bytes(16), b"x" * 16):
+            offer = shared._OFFER.pack(OFFER, os.getpid(), file.fileno(), bells[0][1], token)
+            assert Channel.open(offer) is None
+    assert path.read_bytes() == bytes(shared._SIZE)
+
+
 def test_other_machines_are_offered_nothing(monkeypatch):
-    monkeypatch.setattr(module, "_is_loopback", lambda host: False)
+    monkeypatch.setattr(module, "is_loopback", lambda host: False)
     listener = Transport("listener", ("127.0.0.1", 0), "cluster.server_bind")
     caller = Transport("caller")
     caller.connect("there", listener.address)

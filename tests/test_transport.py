@@ -12,6 +12,7 @@ import zmq
 from ctrps.codec import Limits, decode, encode
 from ctrps.errors import ClusterError
 from ctrps.runtime import transport as module
+from ctrps.runtime.security import Guard
 from ctrps.runtime.transport import Transport
 from tests.procs import free_port
 
@@ -139,14 +140,14 @@ def test_a_taken_port_is_named(listener):
 
 def test_an_address_of_another_machine_is_named():
     with pytest.raises(ClusterError, match=r"192\.0\.2\.1:0: cannot listen there: "):
-        Transport("far", ("192.0.2.1", 0), "cluster.server_bind")
+        Transport("far", ("192.0.2.1", 0), "cluster.server_bind", guard=Guard(insecure=True))
 
 
 def test_a_host_that_nobody_knows_is_named(monkeypatch):
     def unknown(*_: object, **__: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr(module.socket, "getaddrinfo", unknown)
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
     text = "nodee0: cannot resolve this host: Name or service not known; check its spelling"
     with pytest.raises(ClusterError, match=text):
         Transport("one", ("nodee0", 0), "cluster.scheduler")

@@ -6,6 +6,7 @@
 # On the first machine:  start.sh scheduler job.yaml --set cluster.scheduler=HOST:9000
 # On the others:         CTRPS_SCHEDULER=HOST:9000 start.sh server job.yaml      (and worker)
 # Servers on other machines also need an address that workers reach: --set cluster.server_bind=HOST:0
+# All need the same job key (ctrps keygen): cluster.key_file in the job file, or CTRPS_JOB_KEY.
 # Order does not matter. All machines see the same job file and the same output.dir.
 # PID and log go to CTRPS_VAR (default: ./var), named by role and number, so that several
 # processes of one role can run on a machine. stop.sh ends them.

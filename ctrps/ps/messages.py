@@ -247,8 +247,8 @@ class Refused(Message):
 
     Of a data message ``why`` is ``view`` or ``pass`` (``value``: the one here), ``behind`` (the
     lowest batch that can be pulled), ``gap`` (the batch that comes next), ``keys`` (send the push
-    with its keys), ``wait`` or ``bad``; of a registration it is ``digest, job, protocol, kernel``
-    or ``full``, with both values in ``detail``.
+    with its keys), ``wait`` or ``bad``; of a registration it is ``digest, job, protocol, kernel``,
+    ``role`` or ``full``, with both values in ``detail``.
     """
 
     KIND = "refused"

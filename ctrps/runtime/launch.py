@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,8 +43,8 @@ class Child:
         return self.process.poll()
 
     def joined(self) -> bool:
-        """Whether it has been in the job, by its log."""
-        return any(JOINED in line for line in tail(self.log, 100))
+        """Whether it has been in the job, by its log, which may have grown long since."""
+        return any(JOINED in line for line in tail(self.log, sys.maxsize))
 
 
 class LocalCluster:
@@ -195,6 +196,8 @@ class LocalCluster:
                 figures = json.loads(line)
                 if figures["phase"] == "train":
                     self.say(figures)
+                elif figures.get("error"):
+                    self.tell(f"warning: {figures['error']}")
 
     def _failure(self, scheduler: Child) -> RunFailed:
         """The first process that failed, its last words, and what to do."""

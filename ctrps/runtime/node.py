@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Protocol, TypeVar
 
 from ctrps.codec import Buffer, CodecError
-from ctrps.errors import CtrpsError
+from ctrps.errors import ClusterError, CtrpsError
 from ctrps.ps import messages
 from ctrps.ps.effects import SCHEDULER, Connect, Effect, Effects, Finish, Log, Peer, Send
 from ctrps.ps.messages import Message
@@ -157,7 +157,11 @@ class Node:
         # Whoever posts after this line sees it and wakes the poll; what came before is seen here.
         self._waiting = True
         wait = self._next_tick - time.monotonic() if self._events.empty() else 0.0
-        received = self.transport.poll(wait)
+        try:
+            received = self.transport.poll(wait)
+        except ClusterError as error:
+            received = iter(())
+            self._carry_out(self._failed(error, time.monotonic()))
         self._waiting = False
         with self.meter.timed("messages"):
             self._handle(received)

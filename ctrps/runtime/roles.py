@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ctrps import models
-from ctrps.checkpoint import PartitionFile, keep_best, read_manifest, restore_best
+from ctrps.checkpoint import PartitionFile, keep_best, read_manifest
 from ctrps.config import JobConfig, parse_address
 from ctrps.errors import ClusterError
 from ctrps.models import Gradient
@@ -25,8 +25,10 @@ from ctrps.ps.effects import (
     Finish,
     Keep,
     Load,
+    Peer,
     Prepare,
     Save,
+    Send,
 )
 from ctrps.ps.job import JobSpec, Phase
 from ctrps.ps.member import FENCED, Identity, Limits
@@ -41,6 +43,7 @@ from ctrps.runtime.local import badness, test_report
 from ctrps.runtime.meter import shares
 from ctrps.runtime.node import Node
 from ctrps.runtime.rundir import RunFolder, config_digest, plan_digest, write_json
+from ctrps.runtime.security import Guard
 from ctrps.runtime.transport import Transport
 from ctrps.runtime.warm import warm
 
@@ -88,8 +91,9 @@ def _boot(role: str) -> str:
 class WorkerProcess:
     """A worker: reads, computes, and goes on as a new node if it was taken for dead."""
 
-    def __init__(self, job: JobConfig, scheduler: str, log: Log, rank: int = -1):
+    def __init__(self, job: JobConfig, scheduler: str, log: Log, guard: Guard, rank: int = -1):
         self.job = job
+        self.guard = guard
         self.rank = rank
         self.scheduler = scheduler
         self.log = log
@@ -106,7 +110,7 @@ class WorkerProcess:
 
     def _live(self) -> Finish:
         boot = _boot("worker")
-        transport = Transport(boot)
+        transport = Transport(boot, role="worker", guard=self.guard, tell=self.log)
         identity = _identity(self.job, "worker", boot, "", self.rank)
         now = time.monotonic()
         settings = plan_settings(self.job)
@@ -175,8 +179,9 @@ class WorkerProcess:
 class ServerProcess:
     """A server: holds partitions, reads and writes their files."""
 
-    def __init__(self, job: JobConfig, scheduler: str, log: Log, rank: int = -1):
+    def __init__(self, job: JobConfig, scheduler: str, log: Log, guard: Guard, rank: int = -1):
         self.job = job
+        self.guard = guard
         self.rank = rank
         self.log = log
         self.scheduler = scheduler
@@ -186,7 +191,8 @@ class ServerProcess:
     def run(self) -> Finish:
         boot = _boot("server")
         bind = parse_address(self.job.cluster.server_bind)
-        transport = Transport(boot, bind, "cluster.server_bind")
+        setting = "cluster.server_bind"
+        transport = Transport(boot, bind, setting, "server", self.guard, self.log)
         identity = _identity(self.job, "server", boot, transport.address, self.rank)
         now = time.monotonic()
         settings = plan_settings(self.job)
@@ -242,8 +248,9 @@ class ServerProcess:
 class SchedulerProcess:
     """The scheduler: owns the run's folder, its data manifest and its summary."""
 
-    def __init__(self, job: JobConfig, overwrite: bool, log: Log):
+    def __init__(self, job: JobConfig, overwrite: bool, log: Log, guard: Guard):
         check_cluster(job)
+        self.guard = guard
         self.log = log
         self.began = time.monotonic()
         self.model = models.build(job)
@@ -260,7 +267,9 @@ class SchedulerProcess:
     def run(self, ready: Callable[[str], None]) -> Finish:
         """Listen, call ``ready`` with the address, and run the job to its end."""
         bind = parse_address(self.job.cluster.scheduler)
-        transport = Transport(_boot("scheduler"), bind, "cluster.scheduler")
+        boot, setting = _boot("scheduler"), "cluster.scheduler"
+        transport = Transport(boot, bind, setting, "scheduler", self.guard, self.log)
+        self.transport = transport
         now = time.monotonic()
         self.machine = Scheduler(self._spec(self.inputs), limits(self.job), now)
         early_stop = self.machine.early_stop
@@ -274,7 +283,7 @@ class SchedulerProcess:
                 finish = node.run([], self._on_signal)
             if finish.exit_status == 0:
                 if self.job.train.patience:
-                    self.manifest = restore_best(self.folder.model)
+                    self.manifest = saving.restore_best(self.folder)
                     self.test = self._best_test or self.test
                 self.folder.write_summary(self.summary())
             return finish
@@ -305,8 +314,21 @@ class SchedulerProcess:
             patience=self.job.train.patience,
         )
 
-    def on_message(self, peer: object, message: messages.Message, now: float) -> Effects:
-        return self.machine.on_message(peer, message, now)
+    def on_message(self, peer: Peer, message: messages.Message, now: float) -> Effects:
+        role, said = self.transport.role(peer), self._said(message)
+        if not role or not said or role == said:
+            return self.machine.on_message(peer, message, now)
+        what = f"its key is that of a {role}, and it says that it is a {said}"
+        self.log(f"refused a {message.KIND}: {what}")
+        return [Send(peer, messages.Refused(-1, "role", -1, what))]
+
+    def _said(self, message: messages.Message) -> str:
+        """The role that the sender has by its own words; empty for a node that is not there."""
+        if isinstance(message, messages.Register):
+            return message.role
+        number = message.node if isinstance(message, messages.Status | messages.Bye) else -1
+        node = self.machine.roster.get(number)
+        return node.role if node else ""
 
     def on_tick(self, now: float) -> Effects:
         """The machine's tick, and a line of figures every second while training."""

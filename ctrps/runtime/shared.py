@@ -105,15 +105,20 @@ class Channel:
             return None
         try:
             found = os.fstat(opened)
-            if not stat.S_ISREG(found.st_mode) or found.st_size != _SIZE:
+            # A file with a name is none of ours, whatever its size: it may belong to somebody.
+            ours = stat.S_ISREG(found.st_mode) and found.st_nlink == 0 and found.st_size == _SIZE
+            if not ours:
                 return None
             memory = mmap.mmap(opened, _SIZE)
         except OSError:
             return None
         finally:
             os.close(opened)
+        if memory[:_TOKEN_BYTES] != token:
+            memory.close()
+            return None
         channel = cls(memory, 1)
-        if memory[:_TOKEN_BYTES] != token or not channel._hang(process, bell):
+        if not channel._hang(process, bell):
             channel.close()
             return None
         return channel

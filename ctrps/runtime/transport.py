@@ -2,22 +2,22 @@
 
 ZeroMQ may lose a message without a word, so numbering, repeating and time limits belong to the
 state machines. Here sending never blocks and never fails: what cannot be handed over is dropped,
-and comes again by the machine's own timer. This is the only module that knows zmq.
+and comes again by the machine's own timer. Only this module and ``security`` know zmq.
 """
 
 import errno
 import itertools
 import os
-import socket
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import zmq
 
 from ctrps.codec import WIRE, Buffer
-from ctrps.errors import ClusterError
+from ctrps.errors import ClusterError, CtrpsError
 from ctrps.runtime import shared
+from ctrps.runtime.security import HANDSHAKE_S, Call, Door, Gate, Guard, is_loopback, resolve
 from ctrps.runtime.shared import Channel
 
 COPIED_BYTES = 1 << 18
@@ -29,6 +29,9 @@ MOST_CHANNELS = 64
 
 LOOK_S = 0.002
 """How long sockets may be left alone while messages come by shared memory."""
+
+CHECK_S = 0.1
+"""Time between two looks at whether connections are refused."""
 
 HIGH_WATER = 1000
 """Messages that one peer's queue holds; the machines have fewer than that under way."""
@@ -43,8 +46,14 @@ class Transport:
         The name of this process for its peers, unique for each start.
     bind
         Host and port to listen on (port 0: any), or None for a process that only connects.
-    key
+    setting
         The config key that states ``bind``, for errors.
+    role
+        What this process is; it decides whom it admits, and as what it is admitted.
+    guard
+        Its job key, or the permission to go without. Default: loopback addresses only.
+    tell
+        Takes a line for people: a peer was refused, or anybody could come in.
 
     Attributes
     ----------
@@ -55,10 +64,27 @@ class Transport:
     ------
     ClusterError
         The address cannot be bound, or a name cannot be resolved.
+    ConfigError
+        The address is not loopback, and there is no job key.
     """
 
-    def __init__(self, boot: str, bind: tuple[str, int] | None = None, key: str = ""):
+    def __init__(
+        self,
+        boot: str,
+        bind: tuple[str, int] | None = None,
+        setting: str = "",
+        role: str = "worker",
+        guard: Guard | None = None,
+        tell: Callable[[str], None] = lambda line: None,
+    ):
         self._context = zmq.Context()
+        self._role = role
+        self._guard = guard or Guard()
+        self._tell = tell
+        self._gate: Gate | None = None
+        self._door: Door | None = None
+        self._calls: dict[Hashable, Call] = {}
+        self._roles: dict[Hashable, str] = {}
         self._boot = boot.encode()
         self._poller = zmq.Poller()
         self._out: dict[Hashable, zmq.Socket[bytes]] = {}
@@ -67,7 +93,7 @@ class Transport:
         self._offered: dict[Hashable, Channel] = {}
         self._channels: OrderedDict[Hashable, Channel] = OrderedDict()
         self._near = False
-        self._next_look = 0.0
+        self._next_look = self._next_check = 0.0
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -76,8 +102,8 @@ class Transport:
         self.address = ""
         if bind is not None:
             try:
-                self._router = self._listen(*bind, key)
-            except ClusterError:
+                self._router = self._listen(*bind, setting)
+            except CtrpsError:
                 self.close()
                 raise
 
@@ -88,28 +114,43 @@ class Transport:
         made.setsockopt(zmq.RCVHWM, HIGH_WATER)
         made.setsockopt(zmq.LINGER, 1000)
         made.setsockopt(zmq.IPV6, 1)
+        made.setsockopt(zmq.HANDSHAKE_IVL, round(1000 * HANDSHAKE_S))
         return made
 
-    def _listen(self, host: str, port: int, key: str) -> "zmq.Socket[bytes]":
+    def _listen(self, host: str, port: int, setting: str) -> "zmq.Socket[bytes]":
         # Resolved before there is a socket: one that nobody closes would block the context's end.
-        endpoint = f"tcp://{_literal(host)}:{port or '*'}"
+        literal = self._permitted(host, f"{host}:{port}", setting)
+        if self._guard.key is not None:
+            self._gate = Gate(self._context, self._guard.key, self._role)
         router = self._socket(zmq.ROUTER)
+        self._guard.listen(router)
+        door = Door(router, self._guard.key)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         try:
-            router.bind(endpoint)
+            router.bind(f"tcp://{literal}:{port or '*'}")
         except zmq.ZMQError as error:
+            door.close()
             router.close()
             raise ClusterError(
                 f"cannot listen there: {_why(error)}",
                 where=f"{host}:{port}",
-                hint=f"set {key} to another address, or to port 0 for a free one",
+                hint=f"set {setting} to another address, or to port 0 for a free one",
             ) from None
         bound: str = router.getsockopt_string(zmq.LAST_ENDPOINT)
         self.address = f"{host}:{bound.rpartition(':')[2]}"
-        self._near = shared.can_share() and _is_loopback(_literal(host))
-        self._poller.register(router, zmq.POLLIN)
+        self._near = shared.can_share() and is_loopback(literal)
+        self._door = door
+        for source in (router, door.socket, *([self._gate.socket] if self._gate else [])):
+            self._poller.register(source, zmq.POLLIN)
         return router
+
+    def _permitted(self, host: str, address: str, setting: str = "") -> str:
+        """The host of an address, resolved, if this process may use it."""
+        literal = resolve(host)
+        if warning := self._guard.permit(address, literal, setting):
+            self._tell(f"warning: {warning}")
+        return literal
 
     def connect(self, peer: Hashable, address: str) -> None:
         """From now on ``peer`` is reached at ``address``; nothing happens if it is already."""
@@ -118,24 +159,26 @@ class Transport:
         if peer in self._out:
             self._drop(peer)
         host, _, port = address.rpartition(":")
-        endpoint = f"tcp://{_literal(host.strip('[]'))}:{port}"
+        literal = self._permitted(host.strip("[]"), address)
         # Messages wait for the connection: the first one comes sooner than it stands, and would
         # otherwise come again only after the machine's time for repeats.
         dealer = self._socket(zmq.DEALER)
         dealer.setsockopt(zmq.ROUTING_ID, self._boot)
         dealer.setsockopt(zmq.RECONNECT_IVL, 100)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        dealer.connect(endpoint)
+        self._guard.call(dealer, self._role)
+        self._calls[peer] = Call(dealer, address, self._guard.key)
+        dealer.connect(f"tcp://{literal}:{port}")
         self._out[peer], self._names[dealer], self._addresses[peer] = dealer, peer, address
         self._poller.register(dealer, zmq.POLLIN)
-        if shared.can_share() and _is_loopback(_literal(host.strip("[]"))):
+        if shared.can_share() and is_loopback(literal):
             self._offer(peer)
 
     def _offer(self, peer: Hashable) -> None:
         """Offer memory to a peer of this machine; it is used when the peer has accepted."""
         self._forget(peer)
         self._offered[peer] = channel = Channel.make()
-        _send(self._out[peer], [channel.offer(self._wake_write)])
+        self.send(peer, [channel.offer(self._wake_write)])
 
     def _forget(self, peer: Hashable) -> None:
         for channels in (self._offered, self._channels):
@@ -147,8 +190,13 @@ class Transport:
         dealer = self._out.pop(peer)
         self._poller.unregister(dealer)
         del self._names[dealer], self._addresses[peer]
+        self._calls.pop(peer).close()
         dealer.close()
         self._forget(peer)
+
+    def role(self, peer: Hashable) -> str:
+        """The role of a peer by its key; empty where no keys are used."""
+        return self._roles.get(peer, "")
 
     def send(self, peer: Hashable, frames: Sequence[Buffer]) -> bool:
         """Hand a message over; False if that is not possible now."""
@@ -190,11 +238,20 @@ class Transport:
         """Wait for messages, a ``wake`` or the time limit; then all messages that are there.
 
         The frames are buffers of their own that nobody else writes.
+
+        Raises
+        ------
+        ClusterError
+            A peer refuses this process, or is none of ctrps; said once for each connection.
         """
         near, now = self._pending(), time.monotonic()
         if near and now < self._next_look:
             return self._take(near)
         self._next_look = now + LOOK_S
+        if now >= self._next_check:
+            self._next_check = now + CHECK_S
+            for call in list(self._calls.values()):
+                call.check()
         if not near:
             for channel in self._channels.values():
                 channel.wait(True)
@@ -204,6 +261,11 @@ class Transport:
             channel.wait(False)
         if ready.pop(self._wake_read, None):
             _drain(self._wake_read)
+        if self._gate and ready.pop(self._gate.socket, None):
+            self._gate.answer()
+        if self._door and ready.pop(self._door.socket, None):
+            for line in self._door.refused():
+                self._tell(line)
         far = itertools.chain.from_iterable(map(self._receive, ready))
         return itertools.chain(self._take(near or self._pending()), far)
 
@@ -211,17 +273,15 @@ class Transport:
         return [peer for peer, channel in self._channels.items() if channel.pending]
 
     def _take(self, peers: list[Hashable]) -> Iterator[tuple[Hashable, list[Buffer]]]:
+        """A message of each peer: one that answers at once must not keep others waiting."""
         for peer in peers:
-            for _ in range(HIGH_WATER):
-                # A message may lead to the end of its channel.
-                channel = self._channels.get(peer)
-                if channel is None or not channel.pending:
-                    break
-                frames = channel.take()
-                if not frames:
-                    self._lose(peer)
-                    break
+            # A message may lead to the end of another channel.
+            channel = self._channels.get(peer)
+            frames = channel.take() if channel else None
+            if frames:
                 yield peer, frames
+            elif channel:
+                self._lose(peer)
 
     def _receive(self, source: "zmq.Socket[bytes]") -> Iterator[tuple[Hashable, list[Buffer]]]:
         for _ in range(HIGH_WATER):
@@ -235,6 +295,8 @@ class Transport:
                 peer = self._names[source]
             else:
                 peer, buffers = bytes(buffers[0]), buffers[1:]
+                if self._gate:
+                    self._roles[peer] = str(frames[-1].get("User-Id"))
             first = buffers[0] if buffers else b""
             kind = first[0] if len(first) else 0
             if kind == shared.OFFER:
@@ -271,8 +333,14 @@ class Transport:
         """Close all sockets; last messages have a second to leave."""
         for peer in [*self._offered, *self._channels]:
             self._forget(peer)
+        for call in self._calls.values():
+            call.close()
+        if self._door:
+            self._door.close()
         for sock in [*self._out.values(), *([self._router] if self._router else [])]:
             sock.close()
+        if self._gate:
+            self._gate.socket.close()
         self._context.term()
         os.close(self._wake_read)
         os.close(self._wake_write)
@@ -292,23 +360,6 @@ def _drain(descriptor: int) -> None:
             continue
     except BlockingIOError:
         return
-
-
-def _literal(host: str) -> str:
-    """The host as zmq wants it, resolved by us: zmq would wait for a wrong name for ever."""
-    if host == "*":
-        return host
-    try:
-        family, *_, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise ClusterError(
-            f"cannot resolve this host: {error.strerror}", where=host, hint="check its spelling"
-        ) from None
-    return f"[{address[0]}]" if family == socket.AF_INET6 else str(address[0])
-
-
-def _is_loopback(host: str) -> bool:
-    return host.startswith("127.") or host == "[::1]"
 
 
 def _why(error: zmq.ZMQError) -> str:
