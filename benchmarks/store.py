@@ -32,6 +32,7 @@ from ctrps.kernels.keys import grouped
 from ctrps.models import Gradient, Minibatch
 from ctrps.ps.effects import Compute, Prepare
 from ctrps.runtime.roles import WorkerProcess
+from ctrps.runtime.security import Guard
 
 REFERENCE = 2.0e6
 """Keys pushed and pulled per second by the system that ctrps replaces: 1.7 to 2.0 M, 16 floats."""
@@ -60,7 +61,7 @@ class Client(WorkerProcess):
     """
 
     def __init__(self, job: JobConfig, scheduler: str, batches: list[Minibatch], server_pid: int):
-        super().__init__(job, scheduler, lambda text: None)
+        super().__init__(job, scheduler, lambda text: None, Guard())
         self._batches = batches
         dims = [table.dim for table in self.model.tables]
         rng = np.random.default_rng(1)

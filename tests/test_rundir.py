@@ -190,8 +190,8 @@ def test_a_run_goes_on_with_the_minibatches_it_began_with(rows):
     begun = folder.manifest(inputs.schema, plan_digest(job, inputs), 0, 0, 3, border=False)
     folder.close()
     commit(folder.model, begun)
-    for stated, expected in ((None, 256), (32, 32)):
+    for stated, expected in ((None, 320), (32, 32)):
         values = stale | {"train_batch_rows": stated, "cluster_workers": 8}
         later = RunFolder(job_of(rows, **values))
         later.close()
-        assert (job.train.batch_rows, later.job.train.batch_rows) == (256, expected)
+        assert (job.train.batch_rows, later.job.train.batch_rows) == (320, expected)

@@ -12,7 +12,7 @@ from ctrps.codec import raw
 from ctrps.config import JobConfig
 from ctrps.data.batches import BlockBatches
 from ctrps.data.shards import Block, Rows, Schema
-from ctrps.kernels import losses, metrics
+from ctrps.kernels import checks, losses, metrics
 from ctrps.models import Model
 from ctrps.ps.partition import PartitionSet, contribute
 from ctrps.ps.plan import DataFile, Plan
@@ -92,6 +92,9 @@ def _step(
             counts=_frozen(part.counts),
             scores=Scores(*_frozen(part.scores)),
         )
+    for gradient, counts in zip(part.gradients, part.counts, strict=True):
+        checks.finite(checks.bits(gradient))
+        checks.positive(counts)
     partitions.apply({0: part, 1: part})
     for weights in (*partitions.pull_before(keys), *partitions.peek(keys)):
         content.update(raw(weights))
