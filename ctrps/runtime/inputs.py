@@ -1,6 +1,7 @@
 """The data of a run: files named by the job -> shards -> the data manifest, and its minibatches."""
 
 import glob
+import threading
 import time
 import warnings
 from collections import OrderedDict
@@ -159,7 +160,9 @@ def plan_settings(job: JobConfig) -> PlanSettings:
 
 
 class BatchReader:
-    """Minibatches of a manifest's files; holds the blocks that lanes are in. One per thread.
+    """Minibatches of a manifest's files; holds the blocks that lanes are in.
+
+    One thread makes its minibatches; another may ``load`` blocks for it meanwhile.
 
     Parameters
     ----------
@@ -176,6 +179,7 @@ class BatchReader:
         self._bits = bits
         self._plan: Plan | EvaluationPlan | None = None
         self._shards: dict[int, Shard] = {}
+        self._lock = threading.Lock()
         self._blocks: OrderedDict[tuple[int, int], BlockBatches] = OrderedDict()
         # Each lane reads in one block; the next block of a lane follows the last.
         self._most_blocks = 4 + (settings.lanes if settings else 0)
@@ -184,6 +188,14 @@ class BatchReader:
         """The rows of ``ref`` as the plan of the pass orders them."""
         rows = self._plan_of(pass_).row_numbers(ref)
         return self._block(ref.file, ref.block).minibatch(rows)
+
+    def holds(self, ref: BatchRef) -> bool:
+        """Whether a minibatch of these rows needs nothing from the disk."""
+        return (ref.file, ref.block) in self._blocks
+
+    def load(self, ref: BatchRef) -> None:
+        """Read the block that these rows are in, if it is not held."""
+        self._block(ref.file, ref.block)
 
     def block(self, ref: BatchRef) -> Block:
         """The whole block that the rows of ``ref`` are in."""
@@ -229,13 +241,13 @@ class BatchReader:
     def _block(self, file: int, number: int) -> BlockBatches:
         found = self._blocks.get((file, number))
         if found is None:
-            found = BlockBatches(
-                self._shard(file).block(number), self._shards[file].schema, self._bits
-            )
+            shard = self._shard(file)
+            found = BlockBatches(shard.block(number), shard.schema, self._bits)
+        with self._lock:
             self._blocks[file, number] = found
+            self._blocks.move_to_end((file, number))
             if len(self._blocks) > self._most_blocks:
                 self._blocks.popitem(last=False)
-        self._blocks.move_to_end((file, number))
         return found
 
     def _shard(self, file: int) -> Shard:

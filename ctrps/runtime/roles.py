@@ -52,6 +52,9 @@ Log = Callable[[str], None]
 SHORT_WORK = 1 << 22
 """Multiplications of a batch that the loop does itself: some milliseconds."""
 
+SHORT_ROWS = 2048
+"""Rows of a batch that the loop cuts out of its block itself: less than a millisecond."""
+
 JOINED = "joined as"
 """What a node's log says once it is in the job; ``launch`` looks for it."""
 
@@ -135,14 +138,36 @@ class WorkerProcess:
                 )
                 self.log(f"{JOINED} worker {effect.rank}, node {effect.node}")
             case Prepare():
-                self.node.work(
-                    self._reading,
-                    lambda: self._read(effect),
-                    lambda batch, now: self.machine.on_prepared(effect.token, batch, now),
-                    "" if effect.pass_ == EVALUATION else "read",
-                )
+                self._prepare(effect)
             case Compute():
                 self._start(effect)
+
+    def _prepare(self, effect: Prepare) -> None:
+        """Read a batch in another thread, or only its block where cutting it out takes no time.
+
+        Threads that want the interpreter at the same time wait for each other, for longer than
+        that takes.
+        """
+
+        def read() -> models.Minibatch:
+            return self._read(effect)
+
+        def done(batch: models.Minibatch, now: float) -> Effects:
+            return self.machine.on_prepared(effect.token, batch, now)
+
+        def loaded(_: None, now: float) -> Effects:
+            self.node.at_once(read, done, "read")
+            return []
+
+        assert self._readers is not None
+        train = self._readers[0]
+        if effect.pass_ == EVALUATION or self.job.train.batch_rows > SHORT_ROWS:
+            part = "" if effect.pass_ == EVALUATION else "read"
+            self.node.work(self._reading, read, done, part)
+        elif train.holds(effect.ref):
+            self.node.at_once(read, done, "read")
+        else:
+            self.node.work(self._reading, lambda: train.load(effect.ref), loaded, "read")
 
     def _start(self, effect: Compute) -> None:
         """Compute in another thread, unless it is done sooner than that thread would begin."""
