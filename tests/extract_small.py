@@ -13,11 +13,22 @@ from pathlib import Path
 
 from ctrps.data import buckets, deal, samples
 
-deal.PART_BYTES = 20_000
-deal.PART_ROWS = 100
-samples.KEPT_SHARE = 0.0
-buckets.BUCKET_TEXT_BYTES = 60_000
-buckets.RUN_EVENTS = 700
+
+def make_small() -> None:
+    """In this process; not where this file is only imported, to be looked through for tests."""
+    deal.PART_BYTES = 20_000
+    deal.PART_ROWS = 100
+    samples.KEPT_SHARE = 0.0
+    buckets.BUCKET_TEXT_BYTES = 60_000
+    buckets.RUN_EVENTS = 700
+    if "STOP_AT" in os.environ:
+        words = os.environ["STOP_AT"].split()
+        stop_at(words[0], int(words[1]), Path(words[2]))
+
+
+def dask_setup(worker: object) -> None:
+    """Called by Dask in a worker that preloads this file."""
+    make_small()
 
 
 def stop_at(pattern: str, number: int, marker: Path) -> None:
@@ -36,11 +47,8 @@ def stop_at(pattern: str, number: int, marker: Path) -> None:
     sys.addaudithook(look)
 
 
-if "STOP_AT" in os.environ:
-    words = os.environ["STOP_AT"].split()
-    stop_at(words[0], int(words[1]), Path(words[2]))
-
 if __name__ == "__main__":
     from ctrps.cli import main
 
+    make_small()
     main()
