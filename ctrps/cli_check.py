@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from ctrps.screen import ConfigFile, Json, Overrides, load, print_json, reported, say, say_rows
+from ctrps.screen import (
+    ConfigFile,
+    Json,
+    Overrides,
+    RowsSaid,
+    load,
+    print_json,
+    reported,
+    say,
+)
 
 if TYPE_CHECKING:
     from ctrps.data.leakage import Leakage
@@ -49,7 +58,7 @@ def check(
     if leakage:
         from ctrps.data.leakage import check_leakage
 
-        found = check_leakage(job, rows, seed, say_rows)
+        found = check_leakage(job, rows, seed, RowsSaid())
         print_json(found.to_dict()) if as_json else _show_leakage(found)
         if found.differences:
             say(f"error: {len(found.differences):,} fields are not as the raw tables say")

@@ -14,12 +14,12 @@ from ctrps.screen import (
     MaxBad,
     Overrides,
     Overwrite,
+    RowsSaid,
     load,
     one_of,
     print_json,
     reported,
     say,
-    say_rows,
 )
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def extract(
         load(config, overrides),
         stage=stage,
         overwrite=overwrite,
-        progress=say_rows,
+        progress=RowsSaid(),
         resume=resume,
         part=part,
         dask=dask,

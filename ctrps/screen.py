@@ -106,9 +106,52 @@ def say(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
-def say_rows(stage: str, rows: int) -> None:
-    """A line of progress on standard error."""
-    say(f"{time.strftime('%H:%M:%S')} {stage}: {rows:,} rows")
+class RowsSaid:
+    """Lines of progress on standard error, of each stage one a second: its rows, rate, time left.
+
+    Parameters
+    ----------
+    clock
+        Seconds.
+
+    Examples
+    --------
+    >>> times, lines = iter([0.0, 0.5, 4.0, 8.0]), []
+    >>> said = RowsSaid(lambda: next(times), lines.append)
+    >>> for rows, share in ((1000, 0.1), (1500, 0.15), (5000, 0.5), (10_000, 1.0)):
+    ...     said("sample", rows, share)
+    >>> [line.partition(" ")[2] for line in lines]  # doctest: +NORMALIZE_WHITESPACE
+    ['sample: 1,000 rows, 10 %', 'sample: 5,000 rows, 50 %, 1,000 rows/s, 5 s left',
+     'sample: 10,000 rows, 100 %, 1,125 rows/s']
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        show: Callable[[str], None] = say,
+    ):
+        self._clock, self._show = clock, show
+        self._stage, self._began, self._first, self._said = "", 0.0, (0, 0.0), 0.0
+
+    def __call__(self, stage: str, rows: int, share: float) -> None:
+        """Tell that ``rows`` of a stage are done, the ``share`` of it; 0 if that is not known."""
+        now = self._clock()
+        if stage != self._stage:
+            self._stage, self._began, self._first = stage, now, (rows, share)
+        elif now - self._said < 1.0 and share < 1.0:
+            return
+        self._said = now
+        self._show(f"{time.strftime('%H:%M:%S')} {stage}: {rows:,} rows{self._rest(rows, share)}")
+
+    def _rest(self, rows: int, share: float) -> str:
+        """Share, rate and time left, as far as they can be told."""
+        spent_s, (first_rows, first_share) = self._said - self._began, self._first
+        text = f", {share:.0%}".replace("%", " %") if share else ""
+        if spent_s > 0:
+            text += f", {(rows - first_rows) / spent_s:,.0f} rows/s"
+        if spent_s > 0 and first_share < share < 1:
+            text += f", {spent_s * (1 - share) / (share - first_share):,.0f} s left"
+        return text
 
 
 @contextmanager

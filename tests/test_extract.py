@@ -72,12 +72,13 @@ def read(paths):
 def test_both_stages(raw, tmp_path):
     told = []
     job = job_of(raw, tmp_path, "features.count_above=0")
-    answer = extract(job, progress=lambda stage, rows: told.append((stage, rows)))
+    answer = extract(job, progress=lambda *what: told.append(what))
     assert json.loads(json.dumps(answer)) == answer
     assert answer["rows"] == 3000 and answer["rejected"] == 0
     assert answer["stages"]["sample"]["rows"] == answer["stages"]["features"]["rows"] == 3000
     assert answer["cpu_s"] > 0 and answer["wall_s"] > 0 and answer["peak_rss_mb"] > 10
-    assert told[0][0] == "sample" and told[-1] == ("features", 3000)
+    assert told[0][0] == "sample" and told[-1] == ("features", 3000, 1.0)
+    assert all(0 < share <= 1 for *_, share in told)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["data", "samples"]
     assert sorted(p.name for p in (tmp_path / "data").iterdir()) == [
         "features.ini", "summary.json", "test-00000.shard", "train-00000.names",

@@ -53,7 +53,7 @@ def test_the_bytes_of_a_local_run(raw, wanted, tmp_path, cluster):
     answer = extract(
         job_of(raw, tmp_path, "features.count_above=1"),
         dask=cluster.address,
-        progress=lambda stage, rows: told.append((stage, rows)),
+        progress=lambda stage, rows, share: told.append((stage, rows)),
     )
     assert digests(tmp_path) == wanted
     assert answer["rows"] == 3000 and answer["missing"] == []

@@ -40,7 +40,7 @@ SHARED = frozenset({"windows", "lines"})
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Progress = Callable[[str, int], None]
+Progress = Callable[[str, int, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,23 +250,24 @@ class _Told:
 
     def __init__(self, run: str, progress: Progress):
         self._run, self._progress = run, progress
-        self._rows: dict[str, dict[str, int]] = {}
+        self._done: dict[str, dict[str, tuple[int, float]]] = {}
 
     def event(self, event: tuple[float, Any]) -> None:
-        _, (run, share, stage, rows) = event
+        _, (run, share, stage, rows, done) = event
         if run != self._run:
             return
-        shares = self._rows.setdefault(stage, {})
-        shares[share] = rows
-        total = sum(shares.values()) if stage in SHARED else max(shares.values())
-        self._progress(stage, total)
+        shares = self._done.setdefault(stage, {})
+        shares[share] = rows, done
+        every, parts = zip(*shares.values(), strict=True)
+        total = sum(every) if stage in SHARED else max(every)
+        self._progress(stage, total, min(parts))
 
 
-def report(run: str, share: str, stage: str, rows: int) -> None:
+def report(run: str, share: str, stage: str, rows: int, done: float) -> None:
     """Tell a run, from a task, what its share of a stage has done so far."""
     from distributed import get_worker
 
-    get_worker().log_event(TOPIC, [run, share, stage, rows])
+    get_worker().log_event(TOPIC, [run, share, stage, rows, done])
 
 
 def threads_here() -> int:

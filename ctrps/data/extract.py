@@ -365,10 +365,11 @@ class _Extraction:
                     counted = _counted(settings, each, training, folder / KNOWN)
                     mine = [replace(part, known=folder / KNOWN) for part in mine]
                     done += [replace(one, read=0, rows=0, counts=None) for one in counted]
-                for one in each(partial(write_part, settings), mine):
+                for written, one in enumerate(each(partial(write_part, settings), mine), 1):
                     done.append(one)
                     if self._how.progress:
-                        self._how.progress("features", sum(part.rows for part in done))
+                        rows = sum(part.rows for part in done)
+                        self._how.progress("features", rows, written / len(mine))
             missing = [part.sample.stem for part in parts if not part.shard.exists()]
             if missing:
                 rows = sum(one.rows for one in done)

@@ -35,7 +35,7 @@ PIECE_ROWS = 1 << 16
 PROGRESS_ROWS = 50
 """Rows made again between two reports."""
 
-Progress = Callable[[str, int], None]
+Progress = Callable[[str, int, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ def _choose(
                 entry = (-chance.random(), number, _Chosen(number, time, row, *place))
                 (heapq.heappush if len(best) < count else heapq.heappushpop)(best, entry)
         if progress:
-            progress(join.path.name, piece[-1][0] + 1)
+            progress(join.path.name, piece[-1][0] + 1, 0.0)
     return [one for _, _, one in sorted(best, key=lambda entry: entry[1])]
 
 
@@ -205,7 +205,7 @@ def _collect(
                 if since <= time < until and not (mine and mine[-1][0] == number):
                     mine.append((number, time, row))
         if progress and (number + 1) % PIECE_ROWS == 0:
-            progress(source.table.name, number + 1)
+            progress(source.table.name, number + 1, 0.0)
 
 
 def _lines(samples: Path, names: Sequence[str], chosen: Sequence[_Chosen]) -> list[list[str]]:
@@ -278,7 +278,7 @@ def _by_deletion(
             (made,) = _lines(out, join.names, [first])
         differences += _differences(join, one, made, fields, deletion=True)
         if progress and (number % PROGRESS_ROWS == 0 or number == len(chosen)):
-            progress("deletion", number)
+            progress("deletion", number, number / len(chosen))
     return differences
 
 

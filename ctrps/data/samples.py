@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -52,7 +52,9 @@ FEATURES_BYTES = 64 << 20
 
 READ, DONE = "read.json", "done.json"
 ALL = Share()
-Progress = Callable[[str, int], None]
+Progress = Callable[[str, int, float], None]
+"""Called with a stage, its rows so far, and the share of it that is done; 0 if nobody knows."""
+
 T = TypeVar("T")
 
 
@@ -269,7 +271,7 @@ def _workers(threads: int, room: int, need: int) -> int:
 def _each(
     name: str,
     task: Callable[[T], int],
-    items: Iterable[T],
+    items: Collection[T],
     threads: int,
     progress: Progress | None,
 ) -> None:
@@ -277,10 +279,10 @@ def _each(
     rows = 0
     with ThreadPoolExecutor(threads) as pool:
         try:
-            for more in pool.map(task, items):
+            for done, more in enumerate(pool.map(task, items), 1):
                 rows += more
                 if progress and more:
-                    progress(name, rows)
+                    progress(name, rows, done / len(items))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -365,7 +367,7 @@ class _Reader:
                     places = targets.places(len(rows))
                     events.add(IMPRESSIONS, partial(joiner.field, found), times, places)
                 if self._progress and len(rows):
-                    self._progress("sample", table.rows)
+                    self._progress("sample", table.rows, table.share)
             counts.read += table.rows
         if events:
             for name in self._plan.events:
@@ -393,7 +395,7 @@ class _Reader:
                 column = partial(_event_field, table, piece, rows)
                 buckets.add(name, column, times)
                 if self._progress and len(rows):
-                    self._progress(name, table.rows)
+                    self._progress(name, table.rows, table.share)
             return table.rows
 
 

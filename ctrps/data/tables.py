@@ -116,6 +116,11 @@ class RawTable:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
+    @property
+    def share(self) -> float:
+        """How much of the table has been read, 0 to 1."""
+        return min(self._file.read_bytes / max(self._file.file_bytes, 1), 1.0)
+
     def column(self, name: str) -> int:
         """Number of a column.
 
