@@ -138,7 +138,7 @@ class RowsSaid:
         now = self._clock()
         if stage != self._stage:
             self._stage, self._began, self._first = stage, now, (rows, share)
-        elif now - self._said < 1.0 and share < 1.0:
+        elif now - self._said < 1.0:
             return
         self._said = now
         self._show(f"{time.strftime('%H:%M:%S')} {stage}: {rows:,} rows{self._rest(rows, share)}")
