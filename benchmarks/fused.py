@@ -59,7 +59,9 @@ class Training:
 
 def _walk(job: JobConfig, inputs: Inputs) -> PartitionSet:
     """One pass over all rows, from an empty table."""
-    partitions = PartitionSet(models.build(job))
+    model = models.build(job)
+    partitions = PartitionSet(model)
+    partitions.expect(inputs.manifest.keys, model.partitions)
     for _ in Fused(job, inputs, partitions).walk(0, 0, threading.Event()):
         continue
     return partitions
