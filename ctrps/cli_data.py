@@ -16,6 +16,7 @@ from ctrps.screen import (
     Overwrite,
     RowsSaid,
     load,
+    loading,
     one_of,
     print_json,
     reported,
@@ -84,7 +85,8 @@ def extract(
 
     Example: ctrps extract -c job.yaml
     """
-    from ctrps.data.extract import extract as run
+    with loading():
+        from ctrps.data.extract import extract as run
 
     if explain is not None:
         _explain(load(config, overrides), explain, as_json)

@@ -372,6 +372,12 @@ def deal_rows(first, seed, parts, n):
     return [naive.mix(seed, row) % parts for row in range(first, first + n)]
 
 
+def strips_text(table, first, count):
+    """Some columns of each row with tabs behind them, and those of a row without fields."""
+    rows = [row[first : first + count] for row in table]
+    return [b"".join(field + b"\t" for field in row) for row in [*rows, [b""] * count]]
+
+
 def lines_text(tables, matches, columns, order):
     """Lines of columns (table, number) of tables, whose row is ``matches[table][line]``."""
     lines = []
@@ -420,3 +426,54 @@ def bucket_of(value, breaks):
 
 def is_hit(elements, wanted):
     return wanted in elements and elements != [naive.xxh64(b"", 0)]
+
+
+def number_keys(keys, known=()):
+    """(distinct keys by first touch, behind those that are known; counts; numbers of the keys)."""
+    distinct = list(dict.fromkeys([*known, *keys]))
+    return distinct, [keys.count(key) for key in distinct], [distinct.index(key) for key in keys]
+
+
+def number_rows(rows, dense):
+    """The same of rows of keys; dense keys are known before."""
+    return number_keys([key for row in rows for key in row], dense)
+
+
+def index_numbers(keys):
+    """{key: number + 1}, as an index of numbers says."""
+    return {key: number + 1 for number, key in enumerate(keys)}
+
+
+def add_counts(found, keys, counts):
+    """Add counts to those of {key: count}."""
+    for key, count in zip(keys, counts, strict=True):
+        found[key] = found.get(key, 0) + count
+
+
+def move_counts(index):
+    """{key: count} of the rows of an index."""
+    return {int(key): int(count) for key, count in index if count}
+
+
+def counted_above(found, keys, above):
+    return [found.get(key, 0) > above for key in keys]
+
+
+def ungrouped(blocks):
+    """Values of blocks, given as their values by partition, grouped; and those of each block."""
+    every = [
+        value for partition in zip(*blocks, strict=True) for some in partition for value in some
+    ]
+    return every, [[value for some in block for value in some] for block in blocks]
+
+
+def gather_texts(data, starts, sizes):
+    return b"".join(data[start : start + n] for start, n in zip(starts, sizes, strict=True))
+
+
+def line_ends(data, starts):
+    return [start + len(data[start:].split(b"\n")[0]) for start in starts]
+
+
+def copy_lines(data, starts, ends):
+    return b"".join(data[a:b] + b"\n" for a, b in zip(starts, ends, strict=True))

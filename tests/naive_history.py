@@ -166,15 +166,15 @@ def rows_text(rows, closes):
     return texts
 
 
-def run_changes(rows, places, closes, lasting, before):
-    """Which runs are no lasting ones of the row before, and their bytes.
+def run_changes(rows, places, closes, before):
+    """Which runs are not those of the row before, and their bytes.
 
     ``places`` says where the fields of each row lie: equal fields are no reason to share them.
     """
     run_of = [sum(closes[:c]) for c in range(len(closes))]
     changed, sizes = [], []
     for runs, (begins, stops), other in zip(rows_text(rows, closes), places, before, strict=True):
-        same = [bool(lasts) and other >= 0 for lasts in lasting]
+        same = [other >= 0] * sum(closes)
         for c, place in enumerate(zip(begins, stops, strict=True)):
             there = places[max(other, 0)]
             same[run_of[c]] &= place == (there[0][c], there[1][c])

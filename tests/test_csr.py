@@ -33,16 +33,13 @@ def test_dedup_keys(seed):
         assert not scratch.any()
 
 
-def test_take_and_count_numbers():
+def test_take_numbers():
     rng = np.random.default_rng(3)
     local = rng.integers(0, 40, 300).astype(np.int32)
     for dtype in (np.uint16, np.uint32):
         numbers, out = rng.permutation(40).astype(dtype), np.empty(300, dtype)
         csr.take_numbers(numbers, local, out)
         assert out.tolist() == naive.take_numbers(numbers.tolist(), local.tolist())
-    counts = np.zeros(40, np.int64)
-    csr.count_numbers(local, counts)
-    assert counts.tolist() == naive.count_numbers(local.tolist(), 40)
 
 
 @pytest.mark.parametrize("dtypes", [(np.uint16, np.uint16), (np.uint32, np.uint16)])

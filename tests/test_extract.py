@@ -4,16 +4,13 @@ import itertools
 import json
 import re
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ctrps.config import load_job
-from ctrps.data import extract as driver
-from ctrps.data import parts
-from ctrps.data.counts import KeyCounts, KnownKeys, merged
+from ctrps.data import drafts, parts
 from ctrps.data.extract import extract
 from ctrps.data.features import load_spec
 from ctrps.data.shards import Block, Rows, Schema, Shard
@@ -38,7 +35,7 @@ def small_parts(monkeypatch):
     """Parts and pieces so small that a few thousand rows have many."""
     monkeypatch.setattr("ctrps.data.deal.PART_BYTES", 20_000)
     monkeypatch.setattr("ctrps.data.deal.PART_ROWS", 100)
-    monkeypatch.setattr("ctrps.data.parts.PIECE_LINES", 64)
+    monkeypatch.setattr("ctrps.data.blocks.PIECE_LINES", 64)
 
 
 def job_of(raw, out, *overrides):
@@ -111,7 +108,7 @@ def test_rows_are_those_of_the_slow_twin(raw, tmp_path):
 def test_parts_pieces_and_processes_do_not_matter(raw, tmp_path, small_parts, monkeypatch):
     one = extract(job_of(raw, tmp_path / "one"), processes=1)
     assert len(one["outputs"]["train"]) > 3
-    monkeypatch.setattr("ctrps.data.parts.PIECE_LINES", 1000)
+    monkeypatch.setattr("ctrps.data.blocks.PIECE_LINES", 1000)
     extract(job_of(raw, tmp_path / "other"), processes=1)
     assert digests(tmp_path / "one" / "data") == digests(tmp_path / "other" / "data")
 
@@ -121,7 +118,7 @@ def test_the_number_of_processes_does_not_matter(raw, tmp_path, small_parts):
     one = extract(job_of(raw, tmp_path / "one"), processes=1)
     two = extract(job_of(raw, tmp_path / "two"), processes=2)
     assert digests(tmp_path / "one" / "data") == digests(tmp_path / "two" / "data")
-    assert one["rows"] == two["rows"] and two["stages"]["features"]["processes"] == 2
+    assert one["rows"] == two["rows"] and two["stages"]["features"]["processes"] == 1
 
 
 def test_shuffle(raw, tmp_path):
@@ -293,33 +290,43 @@ def golden_key(text):
     return key_of(name, *values)
 
 
+def kept_keys(part, settings):
+    """Keys that stay in a part that is all there is, by way of its draft."""
+    parts.draft_part(settings, part)
+    of = drafts.ranges([part.draft])
+    for number in range(of):
+        drafts.decide([part.draft], [True], settings.count_above, part.draft.parent, of, number)
+    draft = drafts.Draft(part.draft, load_spec(settings.spec))
+    found = set()
+    for block, stays in draft.blocks(part.draft.parent, 0, of):
+        found |= set(block.keys[stays][: -len(load_spec(settings.spec).dense)].tolist())
+    return found
+
+
 def test_counts_are_those_of_the_golden_dictionary(tmp_path):
-    lines = golden_lines()
-    part = golden_part(tmp_path, [lines[row - 1] for row in ALIKE])
-    settings = parts.FeatureSettings(spec=GOLDEN / "features.ini")
-    keys, counts = parts.count_part(settings, part).counts
-    found = dict(zip(keys.tolist(), counts.tolist(), strict=True))
-    assert found == {golden_key(text): n for text, n in text_counts(ALIKE).items()}
+    """Of texts in the old dictionary, those that are counted more often than any number stay."""
+    part = golden_part(tmp_path, [golden_lines()[row - 1] for row in ALIKE])
+    counted = text_counts(ALIKE)
     # Texts of which every occurrence is in those rows have the count of the dictionary file.
-    everywhere = text_counts(range(1, 37))
-    checked = 0
+    everywhere, checked = text_counts(range(1, 37)), 0
     for line in (GOLDEN / "dict_counts.tsv").read_text(encoding="utf-8").splitlines():
         text, n = line.split("\t")
-        if everywhere[text] == text_counts(ALIKE)[text]:
-            assert found[golden_key(text)] == int(n)
+        if everywhere[text] == counted[text]:
+            assert counted[text] == int(n)
             checked += 1
     assert checked > 40
+    for above in range(max(counted.values()) + 1):
+        settings = parts.FeatureSettings(spec=GOLDEN / "features.ini", count_above=above)
+        wanted = {golden_key(text) for text, n in counted.items() if n > above}
+        assert kept_keys(part, settings) == wanted
+        drafts.remove_drafts(tmp_path)
 
 
 def test_count_above_is_strict_and_leaves_empty_slots(tmp_path):
     part = golden_part(tmp_path, [golden_lines()[row - 1] for row in ALIKE])
     settings = parts.FeatureSettings(spec=GOLDEN / "features.ini", count_above=1, shuffle=False)
-    counted = parts.count_part(settings, part)
-    known = driver._frequent([counted], settings.count_above)
-    np.save(tmp_path / "known.npy", known)
-    wanted = {golden_key(text) for text, n in text_counts(ALIKE).items() if n > 1}
-    assert set(known.tolist()) == wanted
-    done = parts.write_part(settings, replace(part, known=tmp_path / "known.npy"))
+    wanted = kept_keys(part, settings)
+    done = parts.finish_part(settings, [part.draft], drafts.ranges([part.draft]), False, part)
     rows = Shard(part.shard).block(0).to_rows()
     assert done.rows == len(ALIKE) and set(rows.keys.tolist()) == wanted
     slots = load_spec(GOLDEN / "features.ini").slots
@@ -327,6 +334,7 @@ def test_count_above_is_strict_and_leaves_empty_slots(tmp_path):
     assert rows.counts[unseen, slots.index("001_uid")] == 0
     # Of c2,c2,c9,c2 the last but one is rare.
     assert rows.counts[ALIKE.index(14), slots.index("004_hist_cate")] == 3
+    assert not part.draft.exists()
 
 
 def test_count_above_in_a_run(raw, tmp_path):
@@ -343,33 +351,23 @@ def test_count_above_in_a_run(raw, tmp_path):
     assert read(answer["outputs"]["train"]) == wanted
     known = {key for key, n in occurrences.items() if n > 2}
     assert {k for row in read(answer["outputs"]["test"]) for slot in row[2] for k in slot} <= known
-    assert not list((tmp_path / "b" / "data").glob("*.npy"))
+    left = {path.suffix for path in (tmp_path / "b" / "data").iterdir()}
+    assert left == {".shard", ".names", ".ini", ".json"}
 
 
-def test_key_counts_in_many_pieces(monkeypatch):
-    rng = np.random.default_rng(4)
-    pieces = [rng.integers(0, 200, n).astype(np.uint64) for n in (0, 50, 1, 300, 40, 7)]
-    counts = KeyCounts()
-    for piece in pieces:
-        counts.add(piece)
-    keys, numbers = counts.total()
-    assert dict(zip(keys.tolist(), numbers.tolist(), strict=True)) == Counter(
-        np.concatenate(pieces).tolist()
-    )
-    assert len(keys) == len(set(keys.tolist()))
-    twice, doubled = merged([counts.total(), counts.total()])
-    assert twice.tolist() == keys.tolist() and doubled.tolist() == (2 * numbers).tolist()
-    assert [len(array) for array in merged([])] == [0, 0]
+def among(known):
+    """Says which keys are among some."""
+    return lambda keys: np.isin(keys, known)
 
 
 def test_known_keys():
     rows = Rows(np.uint64([1, 2, 3, 0]), np.int32([[2, 1], [0, 1]]), None,
                 np.zeros((2, 0), np.float32), np.float32([0, 1]))  # fmt: skip
     schema = Schema(("a", "b"))
-    found = Block.from_rows(rows, schema, keep=KnownKeys(np.uint64([0, 2])).has).to_rows()
+    found = Block.from_rows(rows, schema, keep=among(np.uint64([0, 2]))).to_rows()
     assert found.keys.tolist() == [2, 0] and found.counts.tolist() == [[1, 0], [0, 1]]
     assert rows.counts.tolist() == [[2, 1], [0, 1]]
-    none = Block.from_rows(rows, schema, keep=KnownKeys(np.uint64([])).has)
+    none = Block.from_rows(rows, schema, keep=among(np.uint64([])))
     assert none.counts.sum() == len(none.index) == 0
 
 
@@ -383,9 +381,7 @@ def test_blocks_of_some_keys_are_those_of_rows_of_some_keys():
     starts = np.concatenate([[0], np.cumsum(counts)])
     fewer = np.array([kept[a:b].sum() for a, b in itertools.pairwise(starts)], np.int32)
     dense, labels = np.ones((50, 1), np.float32), np.zeros(50, np.float32)
-    found = Block.from_rows(
-        Rows(keys, counts, None, dense, labels), schema, keep=KnownKeys(known).has
-    )
+    found = Block.from_rows(Rows(keys, counts, None, dense, labels), schema, keep=among(known))
     wanted = Block.from_rows(Rows(keys[kept], fewer.reshape(50, 2), None, dense, labels), schema)
     for name in ("keys", "index", "counts", "dense"):
         one, other = getattr(found, name), getattr(wanted, name)

@@ -60,8 +60,8 @@ def test_the_bytes_of_a_local_run(raw, wanted, tmp_path, cluster):
     for found in answer["stages"].values():
         assert found["processes"] == 3 and found["cpu_s"] > 0
     most = {stage: max(rows for at, rows in told if at == stage) for stage, _ in told}
-    assert most["sample"] == most["lines"] == most["features"] == 3000
-    assert list(most)[-1] == "features" and "windows" in most
+    assert most["sample"] == most["lines"] == most["features"] == most["shards"] == 3000
+    assert list(most)[-1] == "shards" and "windows" in most
 
 
 def test_one_worker(raw, wanted, tmp_path, tmp_path_factory):
@@ -72,10 +72,11 @@ def test_one_worker(raw, wanted, tmp_path, tmp_path_factory):
 
 # Files that say that the pass goes on.
 PASSES = {
-    "reading": "samples.making/history/*.try-*/base/*",
+    "reading": "samples.making/history/*.try-*/base.rows.tmp-*",
     "windows": "samples.making/history/0-*.rows",
     "lines": "samples.making/train-*.tsv",
-    "features": "data.making/train-*.shard",
+    "features": "data.making/train-*.draft",
+    "shards": "data.making/train-*.shard",
 }
 
 

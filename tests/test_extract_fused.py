@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from ctrps.data import extract as extraction
-from ctrps.data import history, samples
+from ctrps.data import history, samples, shardwork
 from ctrps.data.badrows import BadRows
 from ctrps.data.extract import extract
 from ctrps.data.joinfile import load_plan
-from ctrps.data.parts import read_sample
+from ctrps.data.samplelines import read_sample
 from ctrps.data.samples import join_tables
 from ctrps.errors import ConfigError, DataError
 from tests.test_extract_resume import ROOT, digests, generated, interrupt, job_of, small
@@ -90,7 +90,8 @@ def wanted(raw, tmp_path_factory):
 STEPS = [
     (samples, "write_json"),
     (history, "_write_rows"),
-    (extraction, "write_part"),
+    (shardwork, "draft_part"),
+    (shardwork, "finish_part"),
     (extraction, "publish"),
 ]
 

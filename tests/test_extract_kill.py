@@ -24,13 +24,14 @@ ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.slow
 
 # Of each pass in turn: files that it writes, and how many there are at least.
-READING = (("reading", "*/base/*.tsv", 6), ("reading", "*.events.tmp-*", 2))
+READING = (("reading", "*/base.rows.tmp-*", 1), ("reading", "*.events.tmp-*", 2))
 WINDOWS = (("windows", "*/0-*.rows.tmp-*", 4), ("windows", "*/1-*.rows.tmp-*", 2))
 LINES = (("lines", "*/history/t*-*.tsv.*", 5), ("samples", "*/samples.making/summary.json.*", 1))
 COUNTING = (
     ("fitting", "*/data.making/made_of.json.tmp-*", 1),
     ("fitting", "*/tmp-*-features.ini", 1),
-    ("counting", "*/tmp-*-known.npy", 1),
+    ("drafts", "*/tmp-*.draft", 5),
+    ("counting", "*/tmp-*-range-000.kept", 1),
 )
 WRITING = (("writing", "*.shard.tmp-*", 5), ("shards", "*/data.making/summary.json.*", 1))
 APART = (*READING, *WINDOWS, *LINES, *COUNTING, *WRITING)
@@ -103,7 +104,12 @@ def test_killed_in_each_pass(raw, spec, wanted, tmp_path, monkeypatch, keep, see
 
 
 def test_processes_of_a_killed_run_end(raw, spec, tmp_path):
-    """Those of the features stage, when the one that started them is killed alone."""
+    """Those of Python operators, when the one that started them is killed alone."""
+    (tmp_path / "mine.py").write_text("def loud(values):\n    return [v.upper() for v in values]\n")
+    text = spec.read_text() + "\n[derived_fields]\nloud=cate_id,python,mine.py:loud\n"
+    text = text.replace("[sparse_features_ad]", "[sparse_features_ad]\nloud=loud,direct")
+    spec = tmp_path / "features.ini"
+    spec.write_text(text)
     extract(job_of(raw, tmp_path, *settings(spec, True)), stage="sample")
     for number in range(1, 9):
         text = (tmp_path / "samples" / "train-00000.tsv").read_bytes()
@@ -138,10 +144,11 @@ def test_nothing_is_left_of_half_made_files(raw, spec, wanted, tmp_path, monkeyp
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("ctrps.data.parts.write_names", half)
+        patch.setattr("ctrps.data.parts.NameChoice.write", half)
         with pytest.raises(KeyboardInterrupt):
             extract(job, processes=1)
-    assert caught.is_set() and list(tmp_path.glob("data.making/tmp-*"))
-    (tmp_path / "data.making" / "train-00000.shard.tmp-1").write_bytes(b"half")
+    assert caught.is_set()
+    for name in ("train-00000.shard.tmp-1", "tmp-1-train-00000.shard", "tmp-1-train-00000.draft"):
+        (tmp_path / "data.making" / name).write_bytes(b"half")
     extract(job, resume=True)
     assert digests(tmp_path) == wanted[True]

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import itertools
 import tarfile
 import zoneinfo
 from pathlib import Path
@@ -16,6 +17,7 @@ from ctrps.data.samples import make_samples
 from ctrps.data.tables import Columns, RawTable, find_table, read_columns
 from ctrps.errors import ConfigError, DataError
 from ctrps.kernels import tables
+from ctrps.kernels.copying import WRITTEN_OVER
 from tests import naive_data2 as naive
 
 LOG = (
@@ -399,29 +401,61 @@ def test_copy_fields():
     assert bytes(out).decode() == naive.copy_fields(texts, "." * 10, at)
 
 
+def fields_of(table, rng, kind):
+    """Data, and borders of the fields of each row: one behind the other, or apart."""
+    data, starts, ends = bytearray(), [], []
+    for row in table:
+        apart = 1 + int(rng.integers(0, 2))
+        for field in row:
+            data += b"," * apart
+            starts.append(len(data))
+            data += field
+            ends.append(len(data))
+    borders = (np.array(b, kind).reshape(len(table), -1) for b in (starts, ends))
+    return np.frombuffer(data, np.uint8), *borders
+
+
+def strips_of(table, first, count, rng):
+    text = np.empty(sum(len(f) + 1 for row in table for f in row) + 40, np.uint8)
+    begins = np.empty(len(table) + 2, np.int64)
+    tables.strips_text(*fields_of(table, rng, np.int64), first, count, text, begins)
+    return text, begins
+
+
+def random_table(rng, width):
+    return [[b"x" * int(n) for n in rng.integers(0, 50, width)] for _ in range(5)]
+
+
+def test_strips():
+    rng = np.random.default_rng(4)
+    table = random_table(rng, 3)
+    text, begins = strips_of(table, 1, 2, rng)
+    found = [bytes(text[a:b]) for a, b in itertools.pairwise(begins)]
+    assert found == naive.strips_text(table, 1, 2)
+
+
 def test_lines():
-    """Lines of two sets of tables: one of two tables, and one of one."""
+    """Lines of two tables that are held, and of one that is read."""
     rng = np.random.default_rng(3)
-    tables_ = [
-        [[b"x" * int(n) for n in rng.integers(0, 50, width)] for _ in range(5)]
-        for width in (2, 1, 3)
-    ]
-    matches = rng.integers(-1, 5, (3, 40))
-    columns = np.array([(2, 0), (0, 1), (1, 0), (2, 2), (0, 0)])
-    order = rng.permutation(40)[:30]
-    parts = []
-    for members in (tables_[:2], tables_[2:]):
-        fields = [field for table in members for row in table for field in row]
-        ends = np.cumsum([len(field) for field in fields], dtype=np.int64)
-        starts = ends - [len(field) for field in fields]
-        parts.append((np.frombuffer(bytearray(b"".join(fields)), np.uint8), starts, ends))
-    given = np.array([0, 10, 0]), np.array([2, 1, 3]), matches, columns, order
-    sizes = np.empty(30, np.int64)
-    tables.lines_size(2, *parts[0][1:], *parts[1][1:], *given, sizes)
+    tables_ = [random_table(rng, width) for width in (2, 1, 3)]
+    matches = np.stack([rng.integers(low, 5, 40) for low in (-1, -1, 0)])
+    places = [(2, 0, 2), (0, 0, 2), (1, 0, 1), (2, 2, 1), (0, 1, 1)]
+    held = {p: strips_of(tables_[p[0]], *p[1:], rng) for p in places if p[0] < 2}
+    strips = np.array(
+        [
+            (p[0], *(a.ctypes.data for a in held[p]), 5) if p in held else (p[0], 0, *p[1:])
+            for p in places
+        ]
+    )
+    data, *borders = fields_of(tables_[2], rng, np.int32)
+    order, sizes = rng.permutation(40)[:30], np.empty(30, np.int64)
+    tables.lines_size(strips, matches, *borders, order, sizes)
+    columns = [(table, c) for table, first, count in places for c in range(first, first + count)]
     assert sizes.tolist() == naive.lines_size(tables_, matches, columns, order)
-    out = np.empty(sizes.sum(), np.uint8)
-    tables.lines_text(2, *parts[0], *parts[1], *given, out)
-    assert out.tobytes() == b"".join(naive.lines_text(tables_, matches, columns, order))
+    out = np.empty(sizes.sum() + WRITTEN_OVER, np.uint8)
+    tables.lines_text(strips, matches, data, *borders, order, out)
+    wanted = naive.lines_text(tables_, matches, columns, order)
+    assert out[: sizes.sum()].tobytes() == b"".join(wanted)
 
 
 def test_deal_rows():

@@ -150,7 +150,7 @@ class BadRows:
         if self.max_share <= 0:
             what = f"{reason}, found {shown(text)}"
             hint = f"mend the row, or let a share of the rows be bad with {self.setting}"
-            raise DataError(what, where=row.where, hint=hint)
+            raise DataError(what, where=row.where, hint=hint, id="E-DATA-ROW")
         self._remember(row)
         self._write(row)
 
@@ -213,7 +213,7 @@ class BadRows:
     def _too_many(self, what: str) -> DataError:
         seen = "; ".join(str(row) for row in self.first)
         where = f"; all of them are in {self._aside}" if self._aside else ""
-        return DataError(what, hint=f"first ones: {seen}{where}")
+        return DataError(what, hint=f"first ones: {seen}{where}", id="E-DATA-ROW")
 
 
 def read_aside(path: Path) -> Iterable[BadRow]:

@@ -32,6 +32,9 @@ BUCKET_TEXT_BYTES = 8 << 20
 MAX_BUCKET_BITS = 8
 """A limit of ``grouped``, and of how many files are open."""
 
+RANKED = 2
+"""How often memory holds the different values, while they are ranked."""
+
 TEXTS = "texts"
 DAY_S = 86400
 COMMA = np.uint8(44)
@@ -124,13 +127,7 @@ class EventBuckets:
                 if places is not None:
                     arrays.append(np.stack([places.parts[rows], places.rows[rows]], axis=1))
                 self._writers[number, name].add(arrays)
-        self._make_room()
-
-    def _make_room(self) -> None:
-        """If one must go to disk, all do: only then a run that is cut off can be taken up."""
-        if self._room.left <= 0:
-            for writer in self._writers.values():
-                writer.file.write()
+        self._room.relieve()
 
     def _codes(
         self,
@@ -141,13 +138,19 @@ class EventBuckets:
         rows: np.ndarray | slice,
     ) -> np.ndarray:
         data, starts, ends = column(of)
-        known = len(self.texts)
+        known, size = len(self.texts), self.texts.size_bytes
         codes = self.texts.codes((data, starts[rows], ends[rows]), hashes[rows])
+        self._room.left -= RANKED * (self.texts.size_bytes - size)
         if (self.texts.since(known) == COMMA).any():
             new = map(self.texts.text, range(known, len(self.texts)))
             found = shown(next(text for text in new if b"," in text))
             what = f"{of} {found} has a comma, which divides the values of a list"
-            raise DataError(what, where=name, hint="take another column as `of`, or mend the table")
+            raise DataError(
+                what,
+                where=name,
+                hint="take another column as `of`, or mend the table",
+                id="E-DATA-ROW",
+            )
         return codes
 
     def __enter__(self) -> EventBuckets:
@@ -161,7 +164,7 @@ class EventBuckets:
         """Finish, and return what can be read."""
         for writer in self._writers.values():
             writer.flush()
-        self._make_room()
+        self._room.relieve()
         events = {which: writer.file.close() for which, writer in self._writers.items()}
         ranks, texts = self.texts.ranked()
         with SpillWriter(self._folder / TEXTS) as file:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ctrps
-from ctrps.data.parts import peak_bytes
+from ctrps.data.memory import peak_bytes
 from ctrps.errors import ClusterError, ConfigError, CtrpsError
 
 if TYPE_CHECKING:
@@ -66,13 +66,15 @@ class Cluster:
         Name of this run.
     workers : int
         How many there were at the start.
+    threads : int
+        Tasks that one of them ran at a time, at most.
     """
 
     def __init__(self, client: Client, address: str, mark: Mark, inputs: Sequence[Path]):
         self._client, self._address, self._mark = client, address, mark
         self._inputs = tuple(inputs)
         self.run = mark.path.name
-        self.workers = 0
+        self.workers, self.threads = 0, 1
 
     def check(self) -> None:
         """Wait for a worker, and look what the workers are.
@@ -101,6 +103,7 @@ class Cluster:
                 what = f"it has ctrps {version}, and this is {ctrps.__version__}"
                 raise ClusterError(what, where=f"Dask worker {worker}", hint="install the same")
         self.workers = len(found)
+        self.threads = max(self._client.nthreads().values(), default=1)
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
         """Results of a function that workers import, in the order of the items.
@@ -209,7 +212,9 @@ def connected(
         from distributed import Client
     except ImportError:
         hint = "install it with: pip install 'ctrps[dask]'"
-        raise ConfigError("it needs the package distributed", where="--dask", hint=hint) from None
+        raise ConfigError(
+            "it needs the package distributed", where="--dask", hint=hint, id="E-PACKAGE"
+        ) from None
     # It tells of every lost connection; what matters is told by errors.
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     try:

@@ -16,7 +16,7 @@ import numpy as np
 from ctrps.data.badrows import BadRows
 from ctrps.data.header import check_distinct, read_header
 from ctrps.data.reading import BAD_PER_CALL, LABELS, REASONS, TextSettings, ask, reject, texts
-from ctrps.data.rows import Rows, Schema
+from ctrps.data.rows import Ids, Rows, Schema
 from ctrps.data.textfile import NEWLINE, TextFile
 from ctrps.errors import DataError
 from ctrps.kernels import fields
@@ -45,6 +45,7 @@ class Columns:
     slots: np.ndarray
     seeds: np.ndarray
     missing: np.ndarray
+    keep: tuple[int, ...]
 
 
 def columns_of(names: Sequence[str], settings: TextSettings, where: str) -> Columns:
@@ -57,7 +58,7 @@ def columns_of(names: Sequence[str], settings: TextSettings, where: str) -> Colu
     """
     number = {name: column for column, name in enumerate(names)}
     labelled = settings.labels == "required"
-    needed = [*settings.numeric, *([settings.id] if settings.id else [])]
+    needed = [*settings.numeric, *([settings.id] if settings.id else []), *settings.keep]
     for name in [*needed, settings.label] if labelled else needed:
         if names and name not in number:
             raise no_column(f"no column {name!r}", name, names, where)
@@ -78,6 +79,7 @@ def columns_of(names: Sequence[str], settings: TextSettings, where: str) -> Colu
         np.array([number[name] for name in slots], np.int64),
         np.array([namespace(name) for name in slots], np.uint64),
         np.array([hash_text(marker) for marker in settings.missing if marker], np.uint64),
+        tuple(number.get(name, -1) for name in settings.keep),
     )
 
 
@@ -91,7 +93,9 @@ def no_column(what: str, name: str, names: Sequence[str], where: str) -> DataErr
     near = difflib.get_close_matches(name.casefold(), folded, 1)
     some = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
     hint = f"did you mean {folded[near[0]]!r}? " if near else ""
-    return DataError(what, where=f"{where}:1", hint=f"{hint}the file has the columns {some}")
+    return DataError(
+        what, where=f"{where}:1", hint=f"{hint}the file has the columns {some}", id="E-DATA-COLUMN"
+    )
 
 
 class TableReader:
@@ -127,7 +131,7 @@ class TableReader:
             if self._columns.names and columns.names and columns.schema != self.schema:
                 what = "its columns are not those of the file before it"
                 hint = "tables of one archive have the same columns"
-                raise DataError(what, where=self._file.name, hint=hint)
+                raise DataError(what, where=self._file.name, hint=hint, id="E-DATA-COLUMN")
             self._columns = columns
             yield from self._part()
 
@@ -239,11 +243,14 @@ class TableReader:
         )
         taken = taken[:rows]
         ask(self._file, dense.reshape(-1), asked[:asks])
-        ids = None
-        if columns.id >= 0:
-            ids = texts(self._file, starts[taken, columns.id], ends[taken, columns.id])
+
+        def text_of(column: int) -> Ids:
+            return texts(self._file.buffer, starts[taken, column], ends[taken, column])
+
+        ids = text_of(columns.id) if columns.id >= 0 else None
+        kept = tuple(map(text_of, columns.keep))
         counts = np.ones((rows, slots), np.int32)
-        piece = Rows(keys[:rows].reshape(-1), counts, None, dense[:rows], labels[:rows], ids)
+        piece = Rows(keys[:rows].reshape(-1), counts, None, dense[:rows], labels[:rows], ids, kept)
         return piece, taken, [tuple(row) for row in refused[:wrong].tolist()]
 
     def _reject(self, reason: int, start: int, end: int, column: int) -> None:
@@ -263,7 +270,9 @@ class TableReader:
             line, at = file.place(start)
             hint = f"close it: the {lines} lines behind it would be lost"
             where = f"{file.name}:{line}:{at}"
-            raise DataError("a quote that opens here is never closed", where=where, hint=hint)
+            raise DataError(
+                "a quote that opens here is never closed", where=where, hint=hint, id="E-DATA-ROW"
+            )
         reject(file, self._bad, expected, start, end)
 
 

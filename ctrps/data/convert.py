@@ -62,15 +62,17 @@ def _matches(pattern: Path) -> list[Path]:
 
 def _no_match(pattern: Path) -> DataError:
     if pattern.is_dir():
-        return DataError("no files in this folder", where=str(pattern))
+        return DataError("no files in this folder", where=str(pattern), id="E-DATA-MISSING")
     folder = pattern.parent
     what = "no file matches this pattern" if glob.has_magic(str(pattern)) else "no such file"
     if glob.has_magic(str(folder)) or not folder.is_dir():
-        return DataError(what, where=str(pattern), hint=f"there is no folder {folder}")
+        return DataError(
+            what, where=str(pattern), hint=f"there is no folder {folder}", id="E-DATA-MISSING"
+        )
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
     near = difflib.get_close_matches(pattern.name, names, 1, cutoff=0) if names else []
     hint = f"looked in {folder}, where {near[0]!r} is nearest" if near else f"{folder} has no files"
-    return DataError(what, where=str(pattern), hint=hint)
+    return DataError(what, where=str(pattern), hint=hint, id="E-DATA-MISSING")
 
 
 def to_shards(
@@ -114,7 +116,8 @@ def to_shards(
     bad.finish(rows + bad.count)
     if not made:
         some = ", ".join(map(str, sources[:3])) + (", …" if len(sources) > 3 else "")
-        raise DataError(f"no examples in {some or 'an empty list of files'}")
+        what, hint = f"no examples in {some or 'an empty list of files'}", "is it the right file?"
+        raise DataError(what, hint=hint, id="E-DATA-EMPTY")
     for path, shard in made:
         _check_same(shard, path, *made[0])
     return [shard.path for _, shard in made]
@@ -129,7 +132,7 @@ def _check_same(shard: Shard, path: Path, first_path: Path, first: Shard) -> Non
     hint = "files of one job have the same columns"
     if shard.schema.weights == first.schema.weights == "value":
         hint += "; `ctrps convert` makes one shard of several files of text"
-    raise DataError(what, where=str(path), hint=hint)
+    raise DataError(what, where=str(path), hint=hint, id="E-DATA-COLUMN")
 
 
 class _Conversion:
@@ -190,7 +193,9 @@ class _Conversion:
         if _names(path, settings) != (of_path, state):
             target.unlink()
             hint = "run again when it is complete"
-            raise DataError("it was changed while it was read", where=str(path), hint=hint)
+            raise DataError(
+                "it was changed while it was read", where=str(path), hint=hint, id="E-DATA-CHANGED"
+            )
         return Shard(target)
 
     def _write(self, path: Path, settings: TextSettings, target: Path) -> None:
@@ -233,7 +238,9 @@ def _names(path: Path, settings: TextSettings) -> tuple[str, str]:
         try:
             state = path.stat()
         except OSError as error:
-            raise DataError(f"cannot read it: {error.strerror}", where=str(path)) from None
+            raise DataError(
+                f"cannot read it: {error.strerror}", where=str(path), id="E-DATA-MISSING"
+            ) from None
         size, changed = state.st_size, state.st_mtime_ns
     whole = json.dumps([VERSION, place, size, changed, how], sort_keys=True)
     return _digest(place), _digest(whole)

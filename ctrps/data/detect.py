@@ -89,7 +89,12 @@ def detect_open(file: TextFile) -> Detected:
     if named:
         return Detected(named, f"its name ends in {suffix}")
     hint = f"name it with data.format: {', '.join(FORMATS[1:])}"
-    raise DataError(f"cannot tell its format from {shown(first)}", where=file.name, hint=hint)
+    raise DataError(
+        f"cannot tell its format from {shown(first)}",
+        where=file.name,
+        hint=hint,
+        id="E-DATA-FORMAT",
+    )
 
 
 def is_shard(path: Path) -> bool:

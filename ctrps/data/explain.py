@@ -17,8 +17,8 @@ from ctrps.config import JobConfig
 from ctrps.data.badrows import BadRows
 from ctrps.data.extract import FEATURES, feature_settings
 from ctrps.data.features import load_spec
-from ctrps.data.parts import read_sample
 from ctrps.data.program import Extractor
+from ctrps.data.samplelines import read_sample
 from ctrps.data.sampletext import SampleText
 from ctrps.data.spec import Feature, FeatureSpec
 from ctrps.errors import ConfigError, DataError
@@ -121,7 +121,7 @@ def _find(samples: Path, row: str) -> tuple[SampleText, np.ndarray]:
     files = sorted(samples.glob(f"{name.removesuffix('.tsv') or 'train-*'}.tsv"))
     if not files:
         hint = "run the stage sample first"
-        raise DataError(f"no samples {name!r}", where=str(samples), hint=hint)
+        raise DataError(f"no samples {name!r}", where=str(samples), hint=hint, id="E-DATA-MISSING")
     text = read_sample(files[0])
     short = number.isdecimal() and len(number) < 20
     if not short or not 0 < int(number) <= len(text.lines):

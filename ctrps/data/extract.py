@@ -13,41 +13,38 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ctrps.config import JobConfig
-from ctrps.data import fit
 from ctrps.data.badrows import BadRows, read_aside
 from ctrps.data.cluster import Cluster, connected, report, threads_here
-from ctrps.data.counts import merged
+from ctrps.data.drafts import remove_drafts
 from ctrps.data.features import load_spec
 from ctrps.data.joinfile import JoinPlan, load_plan
 from ctrps.data.making import Share, check_room, claim, making, publish, read_json, write_json
+from ctrps.data.memory import Memory
 from ctrps.data.origins import samples_made_of, shards_made_of
-from ctrps.data.parts import (
-    FeatureSettings,
-    Part,
-    PartDone,
-    count_part,
-    fit_part,
-    shard_row_bytes,
-    write_part,
-)
+from ctrps.data.parts import FeatureSettings, Part, disk_row_bytes
 from ctrps.data.program import Extractor
 from ctrps.data.samples import KINDS, JoinCounts, PartLines, Progress, join_tables
 from ctrps.data.shards import Shard
+from ctrps.data.shardwork import (
+    BASE_BYTES,
+    KERNEL_BYTES,
+    MIN_BYTES_PER_PROCESS,
+    ShardWork,
+    fitted_to,
+    workers_for,
+)
 from ctrps.data.workers import Clock, Each, each_of
 from ctrps.errors import ConfigError, DataError
 
 STAGES = ("sample", "features")
 SUMMARY = "summary.json"
-KNOWN = "known.npy"
 FEATURES = "features.ini"
 DEALT = "dealt.json"
 
@@ -81,7 +78,7 @@ def extract(
     progress
         Called with the stage and the rows done so far.
     processes
-        Processes of the features stage, and threads of the other; default: one per core, as far
+        Threads, or processes where features need Python operators; default: one per core, as far
         as there is work for them.
     resume
         Take up what a run that was cut off, or runs of parts, have left.
@@ -224,7 +221,7 @@ class _Extraction:
         path = _given(job.sample.join, "sample.join")
         plan = load_plan(path)
         if both:
-            self._shard_row_bytes = shard_row_bytes(feature_settings(job))
+            self._shard_row_bytes = disk_row_bytes(feature_settings(job), self._shared)
         if both and plan.columns:
             names = [name.rpartition(".")[2] for name in plan.columns]
             Extractor(load_spec(feature_settings(job).spec), names, str(path))
@@ -344,7 +341,6 @@ class _Extraction:
         """
         settings = feature_settings(self._job)
         clock = Clock(self.cluster)
-        done: list[PartDone] = []
         made_of = shards_made_of(settings, samples)
         if self._data.exists() and self._how.keep:
             summary = read_json(self._data / SUMMARY)
@@ -356,33 +352,31 @@ class _Extraction:
             mine = [part for i, part in enumerate(parts) if share.has(i)]
             mine = [part for part in mine if not part.shard.exists()]
             left = self._rows(before) * len(mine) / len(parts)
-            check_room(folder, left * shard_row_bytes(settings))
-            with self._each(mine, lines) as each:
+            check_room(folder, left * disk_row_bytes(settings, self._shared))
+            with self._each(settings, len(parts), lines) as (each, each_sample, room):
+                parts, mine = ([replace(one, room=room) for one in some] for some in (parts, mine))
                 training = [part for part in parts if part.training]
-                settings, seen = _fitted(settings, each, training, folder / FEATURES)
-                done += seen
-                if settings.count_above:
-                    counted = _counted(settings, each, training, folder / KNOWN)
-                    mine = [replace(part, known=folder / KNOWN) for part in mine]
-                    done += [replace(one, read=0, rows=0, counts=None) for one in counted]
-                for written, one in enumerate(each(partial(write_part, settings), mine), 1):
-                    done.append(one)
-                    if self._how.progress:
-                        rows = sum(part.rows for part in done)
-                        self._how.progress("features", rows, written / len(mine))
+                settings, done = fitted_to(settings, each_sample, training, folder / FEATURES)
+                work = ShardWork(settings, each, each_sample, self._shared, self._how.progress)
+                done += work.shards(parts, mine)
             missing = [part.sample.stem for part in parts if not part.shard.exists()]
             if missing:
                 rows = sum(one.rows for one in done)
                 return {"rows": rows, "rejected": 0, "missing": missing, **clock.found(done)}
             bad = self._rejected(settings, parts)
-            (folder / KNOWN).unlink(missing_ok=True)
             rows = sum(Shard(part.shard).rows for part in parts)
             bad.finish(rows + bad.count)
             found = {"rows": rows, "rejected": bad.count, "missing": [], **clock.found(done)}
             if self._how.share.of == 1 or claim(folder, self._how.resume):
                 write_json(folder / SUMMARY, {"made_of": made_of, "stage": found, **(before or {})})
+                remove_drafts(folder)
                 publish(folder, self._data)
         return found
+
+    @property
+    def _shared(self) -> bool:
+        """Whether others may work in the same folder."""
+        return self._how.share.of > 1 or self.cluster is not None
 
     def _rows(self, before: Found | None) -> int:
         """Rows of the samples."""
@@ -407,22 +401,43 @@ class _Extraction:
         ]
         if not found:
             hint = "run the stage sample first"
-            raise DataError("there are no samples", where=str(self._samples), hint=hint)
+            raise DataError(
+                "there are no samples", where=str(self._samples), hint=hint, id="E-DATA-MISSING"
+            )
         return found
 
+    @contextlib.contextmanager
     def _each(
-        self, parts: Sequence[Part], lines: PartLines | None
-    ) -> contextlib.AbstractContextManager[Each]:
-        if lines:
-            return lines.each()
+        self, settings: FeatureSettings, parts: int, lines: PartLines | None
+    ) -> Iterator[tuple[Each, Each, int]]:
+        """A ``map``, one for functions that read samples, and the text that each may hold."""
+        limit = self._job.sample.memory_mb << 20
         if self.cluster:
-            return contextlib.nullcontext(self.cluster.map)
-        return each_of(parts, self._how.processes)
+            _, room = workers_for(settings, self.cluster.threads, limit - BASE_BYTES)
+            yield self.cluster.map, self.cluster.map, room
+            return
+        most = min(self._how.processes or os.cpu_count() or 1, parts)
+        if lines:
+            with lines.each() as each, each_of(lines.workers(most), threads=True) as other:
+                yield other, each, 0
+            return
+        threads = not load_spec(settings.spec).in_python
+        if threads:
+            workers, room = workers_for(settings, most, Memory(limit).left() - KERNEL_BYTES)
+        else:
+            if not self._how.processes:
+                size = sum(path.stat().st_size for path in self._samples.glob("*.tsv"))
+                most = max(min(most, size // MIN_BYTES_PER_PROCESS), 1)
+            workers, room = workers_for(settings, most, limit, BASE_BYTES)
+        with each_of(workers, threads) as each:
+            yield each, each, room
 
     def _refuse_finished(self, folder: Path) -> None:
         if folder.exists() and not self._how.overwrite:
             hint = "give --overwrite to replace it, or another output.dir"
-            raise ConfigError("it is there already", where=str(folder), hint=hint)
+            raise ConfigError(
+                "it is there already", where=str(folder), hint=hint, id="E-CONFIG-RUN"
+            )
 
     def _aside(self, name: str) -> Path:
         """The file that takes bad rows; what a run has left that this one does not take up goes."""
@@ -438,46 +453,6 @@ def sample_step(run: str, job: Found, step: str | None, share: Share) -> JoinCou
     return _Extraction(JobConfig.model_validate(job), how).step(step)
 
 
-def _fitted(
-    settings: FeatureSettings, each: Each, training: Sequence[Part], path: Path
-) -> tuple[FeatureSettings, list[PartDone]]:
-    """Write the features file with all that training rows must fill in, and use that one."""
-    done: list[PartDone] = []
-    if not path.exists():
-        spec = load_spec(settings.spec)
-        done = list(each(partial(fit_part, settings), training)) if spec.fits else []
-        text = fit.fitted(
-            spec,
-            fit.merged(one.numbers for one in done),
-            count_above=settings.count_above,
-            drop_missing=settings.drop_missing,
-        )
-        new = path.with_name(f"tmp-{os.getpid()}-{path.name}")
-        new.write_text(text, encoding="utf-8")
-        new.replace(path)
-    # What was read here will be read again as rows.
-    return replace(settings, fitted=path), [replace(one, read=0, numbers=()) for one in done]
-
-
-def _counted(
-    settings: FeatureSettings, each: Each, training: Sequence[Part], path: Path
-) -> list[PartDone]:
-    """Write the keys to keep, unless they are known; every part of the work needs all."""
-    if path.exists():
-        return []
-    done = list(each(partial(count_part, settings), training))
-    new = path.with_name(f"tmp-{os.getpid()}-{path.name}")
-    np.save(new, _frequent(done, settings.count_above), allow_pickle=False)
-    new.replace(path)
-    return done
-
-
-def _frequent(done: Sequence[PartDone], above: int) -> np.ndarray:
-    """Keys that occur more often than ``above`` in all parts together."""
-    keys, counts = merged([one.counts for one in done if one.counts is not None])
-    return keys[counts > above]
-
-
 def _reused(stage: Found) -> Found:
     """What a stage that is not done again has found."""
     return {**stage, "cpu_s": 0.0, "wall_s": 0.0, "reused": True}
@@ -485,5 +460,9 @@ def _reused(stage: Found) -> Found:
 
 def _given(path: Path | None, key: str) -> Path:
     if path is None:
-        raise ConfigError(f"{key} is not set", hint="extract needs it; see conf/ for examples")
+        raise ConfigError(
+            f"{key} is not set",
+            hint="extract needs it; see conf/ for examples",
+            id="E-CONFIG-MISSING",
+        )
     return Path(path)

@@ -9,6 +9,7 @@ A line is ``name=field|field…,operator,sub-operators,sub-arguments``. The oper
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import zoneinfo
@@ -67,6 +68,7 @@ def _kept_by(model: Path) -> str:
         raise ConfigError(what, where=display(model), hint="check features.spec") from None
 
 
+@functools.lru_cache(maxsize=8)
 def parse_spec(text: str, path: str = "features.ini", folder: Path = Path()) -> FeatureSpec:
     """Check a features file given as text; see ``load_spec``.
 

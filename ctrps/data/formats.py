@@ -142,7 +142,7 @@ def _not_as_said(file: TextFile, form: str) -> DataError:
         what, hint = f"it is Parquet, and data.format says {form}", "leave data.format out"
     else:
         what, hint = "it is no Parquet: that begins with PAR1", "copy it again, or name its format"
-    return DataError(what, where=file.name, hint=hint)
+    return DataError(what, where=file.name, hint=hint, id="E-DATA-FORMAT")
 
 
 def _reader(file: TextFile, how: TextSettings, bad: BadRows, fit: Fit | None) -> Reader:
@@ -165,7 +165,7 @@ class _ShardReader:
 def _open_shard(path: Path, why: str) -> RowSource:
     if path == STDIN:
         hint = "name the file: it is not read from front to back"
-        raise DataError("a shard cannot come from standard input", hint=hint)
+        raise DataError("a shard cannot come from standard input", hint=hint, id="E-DATA-FORMAT")
     reader = _ShardReader(Shard(path))
     return RowSource(path, "shard", why, iter(reader), None, reader)
 

@@ -65,9 +65,11 @@ def _names(record: bytes, separator: str, unnamed: Collection[str] | None, where
         rows = list(csv.reader([text], delimiter=separator, skipinitialspace=True))
     except (UnicodeDecodeError, csv.Error) as error:
         what = f"cannot read the header {shown(record)} ({error})"
-        raise DataError(what, where=where) from None
+        raise DataError(what, where=where, id="E-DATA-COLUMN") from None
     if text.count('"') % 2:
-        raise DataError(f"cannot read the header {shown(record)} (open quote)", where=where)
+        raise DataError(
+            f"cannot read the header {shown(record)} (open quote)", where=where, id="E-DATA-COLUMN"
+        )
     found = [name.strip() for name in rows[0]] if len(rows) == 1 else [""]
     names = [name or f"column {number}" for number, name in enumerate(found, 1)]
     for name, written in zip(names, found, strict=True):
@@ -75,7 +77,9 @@ def _names(record: bytes, separator: str, unnamed: Collection[str] | None, where
             hint = "a table begins with the names of its columns"
             if unnamed is not None:
                 hint += f"; name it, or leave it out as {name!r} with data.ignore"
-            raise DataError(f"{name} of the header has no name", where=where, hint=hint)
+            raise DataError(
+                f"{name} of the header has no name", where=where, hint=hint, id="E-DATA-COLUMN"
+            )
     check_distinct(names, where)
     return names
 
@@ -85,4 +89,6 @@ def check_distinct(names: Collection[str], where: str) -> None:
     twice = next((name for name, times in Counter(names).items() if times > 1), None)
     if twice is not None:
         hint = "rename or remove one of them"
-        raise DataError(f"two columns are named {twice!r}", where=where, hint=hint)
+        raise DataError(
+            f"two columns are named {twice!r}", where=where, hint=hint, id="E-DATA-COLUMN"
+        )

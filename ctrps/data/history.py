@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,13 +33,16 @@ from ctrps.kernels.runs import (
 )
 
 TEXT_BYTES = 16 << 20
-"""Text of histories or samples that is written at a time."""
+"""Text of histories that is put together at a time."""
+
+WRITE_BYTES = 1 << 18
+"""Text of samples that is written at a time: the processor's cache still has it then."""
 
 EVENT_WORK, IMPRESSION_WORK = 150, 1200
 """Bytes of memory, at most, for each event and impression of a bucket that is worked on."""
 
-LINE_BYTES, LINE_WORK = 150, 300
-"""Bytes of memory, about, for the columns of tables of a line, and while it is put together."""
+LINE_WORK = 100
+"""Bytes of memory, about, for a line while it is put together, besides its texts and runs."""
 
 NEWLINE = np.uint8(10)
 
@@ -81,21 +84,23 @@ class HistoryWork:
                 work = IMPRESSION_WORK if name == IMPRESSIONS else EVENT_WORK
                 np.add.at(sizes, records[:, 0], records[:, 1] * work)
             largest = max(largest, int(sizes.max()))
-        return largest + 4 * found.ranks.nbytes
+        return largest + 4 * found.ranks.nbytes + 2 * found.texts.data.nbytes
 
-    def part_bytes(self, whole: bool) -> int:
+    def part_bytes(self, bases: Mapping[int, Kept | Spill], whole: bool) -> int:
         """Memory that the largest part takes when all buckets are computed; ``whole``: as text."""
         need = np.zeros(0)
-        line_work = 16 * len(self._histories.runs) + LINE_WORK + whole * LINE_BYTES
-        for found in (self._computed(*bucket) for bucket in self.buckets()):
+        # A row is in the lines of tables and in the windows of each group.
+        runs, groups = len(self._histories.runs), len(self._histories.groups)
+        line_work = (16 * runs + LINE_WORK) / (1 + groups)
+        windows = [self._computed(*bucket) for bucket in self.buckets()]
+        for found in [*dict.fromkeys(bases.values()), *windows]:
             part, rows, text = found.records.T
-            # Windows in memory are there already; those on disk are read.
+            # What is in memory is there already; what is on disk is read.
             copies = isinstance(found, Spill) + whole
-            work = rows * line_work / len(self._histories.groups)
-            more = np.bincount(part, text * copies + work)
+            more = np.bincount(part, text * copies + rows * line_work)
             need = np.pad(need, (0, max(len(more) - len(need), 0)))
             need[: len(more)] += more
-        return int(need.max(initial=0)) + (not whole) * 3 * TEXT_BYTES
+        return int(need.max(initial=0)) + WRITE_BYTES
 
     @property
     def durable(self) -> bool:
@@ -126,15 +131,15 @@ class HistoryWork:
         events = {name: pair[0] for name, pair in found.items()}
         places = found[IMPRESSIONS][1]
         asked = np.flatnonzero(places[:, 0] != NOWHERE)
-        every = events[IMPRESSIONS]
-        rows = Events(
-            every.keys[asked], every.times[asked], every.masks[asked], every.values[asked]
-        )
+        rows = events[IMPRESSIONS]
+        if len(asked) < len(places):
+            places = places.take(asked, axis=0)
+            rows = rows.take(asked)
         columns = bucket_columns(self._histories, group, rows, events, given.texts)
-        places = places[asked][columns.order]
+        places = places.take(columns.order, axis=0)
         sizes = np.empty(len(asked), np.int64)
         rows_size(columns.begins, columns.stops, sizes)
-        for first, last in _spans(sizes):
+        for first, last in _spans(sizes, TEXT_BYTES):
             _write_rows(to, columns, group, first, places[first:last])
         return len(asked)
 
@@ -155,39 +160,38 @@ class HistoryWork:
         if not arrays:
             none = Events(
                 np.empty((0, keys), np.uint64), np.empty(0, np.int64), np.empty(0, np.uint8),
-                np.empty((0, values), np.int64),
+                (np.empty(0, np.int64),) * values,
             )  # fmt: skip
             return none, np.empty((0, 2), np.uint32)
         places = arrays[4] if len(arrays) > 4 else np.empty((0, 2), np.uint32)
-        return Events(arrays[0], arrays[1], arrays[2], given.ranks[arrays[3]]), places
+        ranks = tuple(given.ranks.take(column) for column in arrays[3].T)
+        return Events(arrays[0], arrays[1], arrays[2], ranks), places
 
-    def write(self, part: int, base: Path, header: bytes, out: Path) -> int:
+    def write(self, part: int, base: Kept | Spill, header: bytes, out: Path) -> int:
         """Put the columns of tables in ``base`` and the windows of a part together in a file.
 
-        ``base`` has no header. Return the rows; none if ``out`` is there.
+        Return the rows; none if ``out`` is there.
         """
         if out.exists():
             return 0
-        runs = self._runs(part, base)
+        runs = self._runs_of(part, base)
         making = self._folder / f"{out.name}.{secrets.token_hex(4)}"
-        with making.open("wb") as file:
+        with making.open("wb", buffering=0) as file:
             file.write(header)
             for text in runs.lines():
                 file.write(text.data)
         making.replace(out)
         return len(runs.sizes)
 
-    def text(self, part: int, base: Path, header: bytes, name: str) -> SampleText:
+    def text(self, part: int, base: Kept | Spill, header: bytes, name: str) -> SampleText:
         """The same in memory; ``name`` is for messages."""
-        return self._runs(part, base).text(header, name)
+        return self._runs_of(part, base).text(header, name)
 
-    def _runs(self, part: int, base: Path) -> _Runs:
-        lines = np.empty(base.stat().st_size + WRITTEN_OVER, np.uint8)
-        with base.open("rb") as file:
-            file.readinto(lines.data)
-        behind = np.flatnonzero(lines[:-WRITTEN_OVER] == NEWLINE) + 1
-        runs = _Runs(self._histories, len(behind))
-        runs.add_base(lines, behind)
+    def _runs_of(self, part: int, base: Kept | Spill) -> _Runs:
+        lines = base.read(part)
+        runs = _Runs(self._histories, sum(len(ends) for ends, _ in lines))
+        for ends, text in lines:
+            runs.add_base(ends, text)
         for number in range(len(self._histories.groups)):
             for bucket in range(1 << self._bits):
                 for record in self._computed(number, bucket).read(part):
@@ -195,13 +199,13 @@ class HistoryWork:
         return runs
 
 
-def _spans(sizes: np.ndarray) -> Iterable[tuple[int, int]]:
-    """Borders of rows that make about ``TEXT_BYTES`` together."""
+def _spans(sizes: np.ndarray, most: int) -> Iterable[tuple[int, int]]:
+    """Borders of rows that make about so many bytes together."""
     behind = np.cumsum(sizes)
     first = 0
     while first < len(sizes):
         done = behind[first - 1] if first else 0
-        last = max(int(np.searchsorted(behind, done + TEXT_BYTES, side="right")), first + 1)
+        last = max(int(np.searchsorted(behind, done + most, side="right")), first + 1)
         yield first, last
         first = last
 
@@ -224,8 +228,9 @@ def _write_rows(
         before[order[1:]] = order[:-1]
         before[order[borders[:-1]]] = -1
     fields = columns.begins, columns.stops, group.closes
-    changed, sizes = np.empty((len(group.lasting), rows), np.bool_), np.empty(rows, np.int64)
-    run_changes(*fields, group.lasting, first, before, changed, sizes)
+    changed = np.empty((np.count_nonzero(group.closes), rows), np.bool_)
+    sizes = np.empty(rows, np.int64)
+    run_changes(*fields, first, before, changed, sizes)
     ends = np.cumsum(sizes) if together else _ends_of_parts(sizes[order], borders)
     text = np.empty(int(ends[-1]) + WRITTEN_OVER, np.uint8)
     begins = ends - sizes if together else np.empty_like(ends)
@@ -235,7 +240,7 @@ def _write_rows(
     rows_text(columns.pool, *fields, first, before, changed, begins, text, starts, stops)
     for start, end in itertools.pairwise(borders):
         mine = order[start:end]
-        runs, run_ends = starts[mine], stops[mine]
+        runs, run_ends = starts.take(mine, axis=0), stops.take(mine, axis=0)
         size = int((run_ends - runs).sum())
         if together:
             arrays = [places[mine, 1], runs, run_ends, text]
@@ -260,23 +265,26 @@ class _Runs:
 
     def __init__(self, histories: Histories, rows: int):
         self._runs = histories.runs
-        self._starts, self._ends = np.zeros((2, rows, len(self._runs)), np.int64)
+        self._starts, self._ends = (np.zeros((rows, len(self._runs)), np.int64) for _ in "ab")
         self.sizes = np.zeros(rows, np.int64)
         self._texts: list[np.ndarray] = []
+        self._rows = 0
 
     def _of(self, number: int) -> list[int]:
         return [run for run, (group, _) in enumerate(self._runs) if group == number]
 
-    def add_base(self, text: np.ndarray, ends: np.ndarray) -> None:
-        """Lines of the columns of tables."""
+    def add_base(self, ends: np.ndarray, text: np.ndarray) -> None:
+        """The next lines of the columns of tables."""
         self._texts.append(text)
         mine = self._of(-1)
         starts = np.append(0, ends[:-1])
         inner = np.empty((len(ends), len(mine)), np.int64)
         field_runs(text, starts, ends, np.array([self._runs[run][1] for run in mine]), inner)
-        self._starts[:, mine] = np.column_stack([starts, inner[:, :-1]]) + text.ctypes.data
-        self._ends[:, mine] = inner + text.ctypes.data
-        self.sizes += ends - starts
+        rows = slice(self._rows, self._rows + len(ends))
+        self._starts[rows, mine] = np.column_stack([starts, inner[:, :-1]]) + text.ctypes.data
+        self._ends[rows, mine] = inner + text.ctypes.data
+        self.sizes[rows] += ends - starts
+        self._rows += len(ends)
 
     def add(
         self, number: int, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray, text: np.ndarray
@@ -289,7 +297,7 @@ class _Runs:
     def lines(self) -> Iterator[np.ndarray]:
         """The lines of the part, many at a time; each piece is overwritten by the next."""
         text = np.empty(0, np.uint8)
-        for first, last in _spans(self.sizes):
+        for first, last in _spans(self.sizes, WRITE_BYTES):
             size = int(self.sizes[first:last].sum())
             text = text if size <= len(text) else np.empty(size, np.uint8)
             join_runs(self._starts, self._ends, first, last, NEWLINE, text[:size])

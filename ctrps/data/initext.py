@@ -54,7 +54,7 @@ class Problems:
 
     def add(self, piece: Piece, what: str) -> None:
         place = Place(self._path, piece.line, piece.column, self._lines[piece.line - 1])
-        self._found.append(Problem(place, what))
+        self._found.append(Problem(place, what, "E-CONFIG-FEATURES"))
 
     def unknown(self, piece: Piece, kind: str, known: Iterable[str]) -> None:
         """Tell of a name that does not exist, and of the nearest that does."""
@@ -81,11 +81,17 @@ def read_utf8(path: Path | str, hint: str) -> str:
         return Path(path).read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(
-            f"cannot read: {error.strerror}", where=display(path), hint=hint
+            f"cannot read: {error.strerror}",
+            where=display(path),
+            hint=hint,
+            id="E-CONFIG-FILE",
         ) from None
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"not UTF-8 at byte {error.start}", where=display(path), hint=hint
+            f"not UTF-8 at byte {error.start}",
+            where=display(path),
+            hint=hint,
+            id="E-CONFIG-FILE",
         ) from None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zoneinfo
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,8 +20,16 @@ from ctrps.data.joinfile import Derived, Join, JoinPlan
 from ctrps.data.tables import COMMA, QUOTE, Columns, Piece, RawTable, find_table, read_columns
 from ctrps.data.texts import Field
 from ctrps.errors import ConfigError, DataError
+from ctrps.kernels.copying import WRITTEN_OVER
 from ctrps.kernels.keys import index_build, index_capacity, index_find, index_new
-from ctrps.kernels.tables import hash_fields, lines_size, lines_text, parse_times, take_fields
+from ctrps.kernels.tables import (
+    hash_fields,
+    lines_size,
+    lines_text,
+    parse_times,
+    strips_text,
+    take_fields,
+)
 
 
 def timed_rows(table: RawTable, piece: Piece, column: int) -> tuple[np.ndarray, np.ndarray]:
@@ -110,6 +119,7 @@ def _twice(
         f"{name} {value.decode('utf-8', 'backslashreplace')!r} stands in lines {first} and {other}",
         where=f"{path}:{other}:1",
         hint="mend the table, or write `duplicates: first` in the join file",
+        id="E-DATA-ROW",
     )
 
 
@@ -129,14 +139,13 @@ class Joiner:
         self._on = [table.column(side.join.on) for side in sides]
         self._time = table.column(plan.impressions.time) if plan.impressions.time else -1
         self._derived = list(plan.derived.items())
-        self._flat_sides = _flat([side.columns for side in sides])
         self._every = self._all()
         wanted = plan.columns or [name for _, name, _ in self._every]
         chosen = [self._find(text) for text in wanted]
         self.names = [name for _, name, _ in chosen]
         self.header = "\t".join(self.names).encode() + b"\n"
         windows = len(sides) + len(self._derived) + 1
-        self._columns = [place for _, _, place in chosen if place[0] != windows]
+        self._columns = _adjacent([place for _, _, place in chosen if place[0] != windows])
         if not self._columns:
             raise ConfigError("every column of a sample is a window", where="columns")
         used = [name for window in plan.windows.values() for name in window.asks]
@@ -174,6 +183,15 @@ class Joiner:
             return np.arange(n), np.zeros(n, np.int64)
         return timed_rows(self._table, piece, self._time)
 
+    @cached_property
+    def _held(self) -> dict[Place, _Strips]:
+        """The strips of joined tables."""
+        return {
+            place: _Strips.of(self._sides[place[0]].columns, *place[1:])
+            for place in self._columns
+            if place[0] < len(self._sides)
+        }
+
     def match(self, piece: Piece, rows: np.ndarray, times: np.ndarray) -> list[Match]:
         """Where the columns of some rows are; the impressions come last."""
         matches: list[Match] = []
@@ -196,48 +214,60 @@ class Joiner:
         return field_of(*matches[table], column)
 
     def compose(self, matches: Sequence[Match], order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Lines of sample text for some rows, but for windows: bytes, and where each line ends."""
-        held, own = self._flat_sides, _flat([table for table, _ in matches[len(self._sides) :]])
-        given = (
-            np.append(held.bases, own.bases),
-            np.append(held.widths, own.widths),
-            np.stack([rows for _, rows in matches]),
-            np.array(self._columns),
-            order,
+        """Lines of sample text for some rows, but for windows: bytes, and where each line ends.
+
+        Behind the last one are ``WRITTEN_OVER`` bytes more.
+        """
+        piece, _ = matches[-1]
+        strips = dict(self._held)
+        for table, first, count in self._columns:
+            if len(self._sides) <= table < len(matches) - 1:
+                strips[table, first, count] = _Strips.of(matches[table][0], first, count)
+        made_of = np.array(
+            [strips[p].place(p[0]) if p in strips else (p[0], 0, *p[1:]) for p in self._columns]
         )
+        rows = np.stack([rows for _, rows in matches])
         sizes = np.empty(len(order), np.int64)
-        lines_size(len(self._sides), *held[1:3], *own[1:3], *given, sizes)
+        lines_size(made_of, rows, piece.starts, piece.ends, order, sizes)
         line_ends = np.cumsum(sizes)
-        text = np.empty(int(line_ends[-1]) if len(order) else 0, np.uint8)
-        lines_text(len(self._sides), *held[:3], *own[:3], *given, text)
+        text = np.empty((int(line_ends[-1]) if len(order) else 0) + WRITTEN_OVER, np.uint8)
+        lines_text(made_of, rows, piece.data, piece.starts, piece.ends, order, text)
         return text, line_ends
 
 
-class _Flat(NamedTuple):
-    """Some tables as one text, with the fields of all one behind the other."""
-
-    data: np.ndarray
-    starts: np.ndarray
-    ends: np.ndarray
-    bases: np.ndarray
-    widths: np.ndarray
+Place = tuple[int, int, int]
+"""A table, the first of some adjacent columns, and how many they are."""
 
 
-def _flat(tables: Sequence[Columns | Piece]) -> _Flat:
-    shifts = [0, *np.cumsum([len(table.data) for table in tables])]
-    starts, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for table, shift in zip(tables, shifts, strict=False):
-        starts.append(table.starts.reshape(-1) + np.int64(shift))
-        ends.append(table.ends.reshape(-1) + np.int64(shift))
-    # A table without rows still has a place that may be asked for in advance.
-    nothing = np.zeros(1, np.int64)
-    return _Flat(
-        np.concatenate([np.empty(0, np.uint8), *(table.data for table in tables)]),
-        np.concatenate([*starts, nothing]),
-        np.concatenate([*ends, nothing]),
-        np.cumsum([0, *(table.starts.size for table in tables)], dtype=np.int64)[:-1],
-        np.array([table.starts.shape[1] for table in tables], np.int64),
-    )
+def _adjacent(columns: Sequence[tuple[int, int]]) -> list[Place]:
+    """Columns, each a table and a number; those that are neighbours there and here together."""
+    found: list[Place] = []
+    for table, column in columns:
+        last = found[-1] if found else (-1, 0, 0)
+        if (table, column) == (last[0], last[1] + last[2]):
+            found[-1] = (table, last[1], last[2] + 1)
+        else:
+            found.append((table, column, 1))
+    return found
+
+
+class _Strips(NamedTuple):
+    """Some adjacent columns of all rows of a table as text; see ``strips_text``."""
+
+    text: np.ndarray
+    begins: np.ndarray
+
+    @classmethod
+    def of(cls, table: Columns | Piece, first: int, count: int) -> _Strips:
+        span = slice(first, first + count)
+        size = int((table.ends[:, span] - table.starts[:, span]).sum()) + count * len(table.starts)
+        text = np.empty(size + count + WRITTEN_OVER, np.uint8)
+        begins = np.empty(len(table.starts) + 2, np.int64)
+        strips_text(table.data, table.starts, table.ends, first, count, text, begins)
+        return cls(text, begins)
+
+    def place(self, table: int) -> tuple[int, int, int, int]:
+        return table, self.text.ctypes.data, self.begins.ctypes.data, len(self.begins) - 2
 
 
 def field_of(table: Columns | Piece, rows: np.ndarray, column: int) -> Field:

@@ -5,6 +5,7 @@ Reads and checks the file; it opens no table. ``ctrps.data.join`` does what it s
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import difflib
 import zoneinfo
@@ -132,11 +133,6 @@ class Span(NamedTuple):
 
     unit: Literal["hours", "days"]
     length: int
-
-    @property
-    def whole_days(self) -> bool:
-        """It ends before the impression's day."""
-        return self.unit == "days" and self.length > 0
 
 
 class Window(_Model):
@@ -293,7 +289,7 @@ def load_plan(path: Path | str) -> JoinPlan:
     text = read_utf8(path, "check sample.join")
     tree = _Tree(text, shown)
     try:
-        root = yaml.compose(text, Loader=yaml.BaseLoader)
+        root = _composed(text)
         values = tree.value(root, ()) if root else {}
     except RecursionError:
         raise ConfigError("is nested too deeply", where=shown) from None
@@ -316,6 +312,14 @@ def load_plan(path: Path | str) -> JoinPlan:
     if unknown:
         raise as_error([tree.problem(detail) for detail in unknown])
     return plan
+
+
+def _composed(text: str) -> yaml.Node | None:
+    """The nodes of a file. What is wrong with it, the loader says that is written in Python."""
+    if hasattr(yaml, "CBaseLoader"):
+        with contextlib.suppress(yaml.YAMLError):
+            return yaml.compose(text, Loader=yaml.CBaseLoader)
+    return yaml.compose(text, Loader=yaml.BaseLoader)
 
 
 def _unknown(window: Window, plan: JoinPlan) -> str:

@@ -79,6 +79,7 @@ class JsonReader:
         self._label = None if settings.labels == "none" else settings.label
         self._numeric = settings.numeric
         self._id = settings.id
+        self._keep = settings.keep
 
     @property
     def schema(self) -> Schema:
@@ -91,7 +92,9 @@ class JsonReader:
         except _RowError as error:
             what = f"the first row names the fields: {error.reason}, found {shown(error.found)}"
             hint = "mend it, or name them with data.columns"
-            raise DataError(what, where=f"{self._file.name}:1", hint=hint) from None
+            raise DataError(
+                what, where=f"{self._file.name}:1", hint=hint, id="E-DATA-COLUMN"
+            ) from None
 
     def __iter__(self) -> Iterator[Rows]:
         file = self._file
@@ -130,7 +133,8 @@ class JsonReader:
         label = self._label_of(row)
         numbers = [self._number(row.get(name), name) for name in self._numeric]
         values = [self._values(row.get(name), name) for name in self.schema.slots]
-        piece.add(label, numbers, values, self._id and _shown(row.get(self._id)))
+        kept = [_shown(row.get(name)) for name in self._keep]
+        piece.add(label, numbers, values, self._id and _shown(row.get(self._id)), kept)
 
     def _label_of(self, row: dict[str, Any]) -> float:
         value = None if self._label is None else row.get(self._label)
@@ -176,9 +180,15 @@ class _Piece:
         self._counts: list[list[int]] = []
         self._texts: list[bytes] = []
         self._ids: list[bytes] = []
+        self._kept: list[list[bytes]] = [[] for _ in columns.keep]
 
     def add(
-        self, label: float, numbers: list[float], values: list[list[bytes]], row_id: str | None
+        self,
+        label: float,
+        numbers: list[float],
+        values: list[list[bytes]],
+        row_id: str | None,
+        kept: list[str],
     ) -> None:
         self.labels.append(label)
         self._numbers.append(numbers)
@@ -187,6 +197,8 @@ class _Piece:
             self._texts += found
         if row_id is not None:
             self._ids.append(row_id.encode("utf-8", "surrogatepass"))
+        for column, field in zip(self._kept, kept, strict=True):
+            column.append(field.encode("utf-8", "surrogatepass"))
 
     def rows(self) -> Rows:
         columns, size = self._columns, len(self.labels)
@@ -198,7 +210,8 @@ class _Piece:
         keys_of_texts(buffer, ends, seeds, keys)
         dense = np.array(self._numbers, np.float32).reshape(size, len(columns.numeric))
         ids = _joined(self._ids) if columns.id >= 0 else None
-        return Rows(keys, counts, None, dense, np.array(self.labels, np.float32), ids)
+        kept = tuple(map(_joined, self._kept))
+        return Rows(keys, counts, None, dense, np.array(self.labels, np.float32), ids, kept)
 
 
 def _joined(texts: list[bytes]) -> Ids:

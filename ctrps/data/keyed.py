@@ -6,7 +6,7 @@ What other Parquet files hold is ``ctrps.data.parquet``'s business.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -150,9 +150,15 @@ class _ColumnsFile:
         try:
             texts.validate(full=True)
         except arrow.ArrowInvalid:
-            what = "an id is no UTF-8, which texts of Parquet must be"
+            what = "a text is no UTF-8, which texts of Parquet must be"
             raise DataError(what, where=str(self._path), hint="write csv or a shard") from None
         return texts.cast(arrow.string())
+
+    def column(self, values: list[str] | np.ndarray) -> Any:
+        """Texts or numbers as a column."""
+        return (
+            self.numbers(values) if isinstance(values, np.ndarray) else self.text(_joined(values))
+        )
 
     def numbers(self, values: np.ndarray, nulls: np.ndarray | None = None) -> Any:
         return self._arrow.array(values, mask=nulls)
@@ -226,8 +232,20 @@ def _keyed(columns: _ColumnsFile, rows: Rows, schema: Schema) -> dict[str, Any]:
     return found
 
 
-def write_parquet(parts: Iterable[tuple[list[str] | None, np.ndarray]], path: Path) -> int:
-    """Write ids, if there are any, and scores (float64) as columns ``id`` and ``score``.
+def write_parquet(
+    parts: Iterable[tuple[list[str] | None, dict[str, list[str] | np.ndarray]]],
+    names: Sequence[str],
+    path: Path,
+) -> int:
+    """Write ids, if there are any, as column ``id``, and other columns of texts and numbers.
+
+    Parameters
+    ----------
+    parts
+        Ids and columns of some rows, the last one of numbers.
+    names
+        Of the columns, should there be no rows.
+    path
 
     Returns
     -------
@@ -237,17 +255,19 @@ def write_parquet(parts: Iterable[tuple[list[str] | None, np.ndarray]], path: Pa
     Raises
     ------
     DataError
-        The file cannot be written, or an id is no UTF-8.
+        The file cannot be written, or a text is no UTF-8.
     """
     rows = 0
     with new_file(path) as file:
         columns = _ColumnsFile(file, path)
-        for ids, scores in parts:
-            found = {} if ids is None else {"id": columns.text(_joined(ids))}
-            columns.add(found | {"score": columns.numbers(scores)})
-            rows += len(scores)
+        for ids, found in parts:
+            every = found if ids is None else {"id": ids, **found}
+            columns.add({name: columns.column(values) for name, values in every.items()})
+            rows += len(every[names[-1]])
         if not rows:
-            columns.add({"score": columns.numbers(np.empty(0, np.float64))})
+            *texts, numbers = names
+            empty = dict.fromkeys(texts, columns.column([]))
+            columns.add(empty | {numbers: columns.column(np.empty(0, np.float64))})
         columns.close()
     return rows
 

@@ -183,7 +183,7 @@ class VwReader:
             )
             ask(file, numbers.reshape(-1), asked[:asks])
             self._name(places[len(self._slots) : known])
-            ids = texts(file, tags[:rows, 0], tags[:rows, 1]) if self._tagged else None
+            ids = texts(file.buffer, tags[:rows, 0], tags[:rows, 1]) if self._tagged else None
             _reject_all(file, self._bad, found[:wrong])
             file.consume(done)
             if rows or wrong:
@@ -251,7 +251,11 @@ class SlotReader:
                 found,
             )
             self._slots += _names(file, places[len(self._slots) : known])
-            ids = texts(file, borders[:rows, 0], borders[:rows, 1]) if self._id_slot > 0 else None
+            ids = (
+                texts(file.buffer, borders[:rows, 0], borders[:rows, 1])
+                if self._id_slot > 0
+                else None
+            )
             _reject_all(file, self._bad, found[:wrong])
             file.consume(done)
             if rows or wrong:

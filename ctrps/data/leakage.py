@@ -130,7 +130,9 @@ def check_leakage(
     """
     if job.sample.dir is None or job.sample.join is None:
         key = "sample.dir" if job.sample.dir is None else "sample.join"
-        raise ConfigError(f"{key} is not set", hint="histories are made of raw tables")
+        raise ConfigError(
+            f"{key} is not set", hint="histories are made of raw tables", id="E-CONFIG-MISSING"
+        )
     folder, plan = Path(job.sample.dir), load_plan(job.sample.join)
     with _samples(job, progress) as (samples, made):
         join = SlowJoin(folder, plan)
@@ -225,7 +227,9 @@ def _lines(samples: Path, names: Sequence[str], chosen: Sequence[_Chosen]) -> li
                     if number in numbers:
                         found[numbers[number]] = line.removesuffix("\n").split("\t")
         except OSError as error:
-            raise DataError(f"cannot read it: {error.strerror}", where=str(path)) from None
+            raise DataError(
+                f"cannot read it: {error.strerror}", where=str(path), id="E-DATA-MISSING"
+            ) from None
     for one, fields in zip(chosen, found, strict=True):
         if len(fields) != len(names):
             what = f"row {one.line + 1} is not there, or is cut short"

@@ -89,7 +89,9 @@ def check_room(folder: Path, need_bytes: float) -> None:
     free = shutil.disk_usage(folder).free
     if need_bytes > free:
         what = f"this takes about {need_bytes / 1e9:.1f} GB of disk, and {free / 1e9:.1f} GB are"
-        raise ConfigError(f"{what} free", where=str(folder), hint="give another output.dir")
+        raise ConfigError(
+            f"{what} free", where=str(folder), hint="give another output.dir", id="E-DISK"
+        )
 
 
 @contextmanager
@@ -113,7 +115,9 @@ def making(folder: Path, made_of: dict[str, Any], keep: bool) -> Iterator[Path]:
     found = read_json(there / MADE_OF)
     if keep and found and found != made_of:
         hint = f"give the same settings and tables, or remove {there}"
-        raise ConfigError("the unfinished run was of others", where=str(there), hint=hint)
+        raise ConfigError(
+            "the unfinished run was of others", where=str(there), hint=hint, id="E-CONFIG-RUN"
+        )
     if not keep:
         shutil.rmtree(there, ignore_errors=True)
     there.mkdir(parents=True, exist_ok=True)

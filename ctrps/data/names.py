@@ -14,7 +14,7 @@ have a name; their values, and how many of these have one; and whether no key wa
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,24 +24,23 @@ import numpy as np
 from ctrps.codec import CodecError, FrameFile, FrameFileWriter
 from ctrps.data.counts import KeyTable, enlarged
 from ctrps.data.program import Extractor
+from ctrps.data.rows import Ids
 from ctrps.data.sampletext import SampleText
-from ctrps.data.shards import Shard
+from ctrps.data.shards import Block
 from ctrps.errors import DataError
 from ctrps.kernels.csr import row_starts
+from ctrps.kernels.gather import gather_texts
 from ctrps.kernels.names import first_rows
 
 KIND = "names"
 SUFFIX = ".names"
 _TYPES = ("u8", "i8", "u1", "i8")
 
-PIECE_LINES = 4096
-"""Lines whose values are named at a time."""
-
 MOST_ROWS = 1 << 16
 """Rows of a shard in which keys are counted. Rows are shuffled, so these stand for all."""
 
-Texts = tuple[np.ndarray, np.ndarray]
-"""Bytes uint8[size], and where each text ends, int64[n]."""
+_ROW_BITS = 32
+"""Bits of the number of a row in its block; that of the block stands before them."""
 
 
 class _Seen:
@@ -50,7 +49,7 @@ class _Seen:
     Attributes
     ----------
     keys : uint64[n]
-    counts, rows : int64[n]
+    counts, places : int64[n]
     forgot : bool
         A count may be too low.
     """
@@ -58,7 +57,7 @@ class _Seen:
     def __init__(self, most: int):
         self._most = 8 * most
         self._table = KeyTable()
-        self._counts, self._rows = np.empty((2, 0), np.int64)
+        self._counts, self._places = np.empty((2, 0), np.int64)
         self.forgot = False
 
     @property
@@ -70,24 +69,24 @@ class _Seen:
         return self._counts[: len(self.keys)]
 
     @property
-    def rows(self) -> np.ndarray:
-        return self._rows[: len(self.keys)]
+    def places(self) -> np.ndarray:
+        return self._places[: len(self.keys)]
 
-    def add(self, keys: np.ndarray, counts: np.ndarray, rows: np.ndarray) -> None:
-        """Count distinct keys that came ``counts`` times, in ``rows`` and maybe others."""
+    def add(self, keys: np.ndarray, counts: np.ndarray, places: np.ndarray) -> None:
+        """Count distinct keys that came ``counts`` times, at ``places`` and maybe others."""
         before = len(self.keys)
         at, new = self._table.rows(keys)
         used = len(self.keys)
         self._counts = enlarged(self._counts, before, used)
-        self._rows = enlarged(self._rows, before, used)
-        self._counts[before:used], self._rows[before:used] = 0, rows[new]
+        self._places = enlarged(self._places, before, used)
+        self._counts[before:used], self._places[before:used] = 0, places[new]
         self._counts[at] += counts
         if used > self._most:
             self._forget()
 
     def _forget(self) -> None:
         kept = _commonest(self.counts, self._most // 2)
-        for array in (self._counts, self._rows):
+        for array in (self._counts, self._places):
             array[: len(kept)] = array[kept]
         self._table.reduce(kept)
         self.forgot = True
@@ -103,79 +102,104 @@ def _commonest(counts: np.ndarray, most: int) -> np.ndarray:
     return np.sort(np.concatenate([above, equal]))
 
 
-def write_names(
-    path: Path, shard: Shard, text: SampleText, lines: np.ndarray, extractor: Extractor, most: int
-) -> None:
-    """Name the most frequent keys of a shard.
+class NameChoice:
+    """Chooses the most frequent keys of a shard while its blocks are made, and names them.
 
     Parameters
     ----------
-    path
-        File to write.
-    shard
-        Made by ``extractor`` of ``lines`` of ``text``, row by row.
-    lines : int64[rows]
     most
         Keys to name, >= 1.
+    lines
+        Lines that the shard is made of.
+    block_rows
     """
-    seen, values, looked = _Seen(most), 0, 0
-    dense = len(shard.schema.dense)
-    firsts = np.cumsum([0, *shard.block_rows])
-    for number in _spread(len(shard.block_rows), -(-MOST_ROWS // max(int(firsts[1:2].sum()), 1))):
-        block, row = shard.block(number), int(firsts[number])
+
+    def __init__(self, most: int, lines: int, block_rows: int):
+        self._most = most
+        self._seen = _Seen(most)
+        self._values = self._looked = 0
+        blocks, rows = -(-lines // block_rows), max(min(lines, block_rows), 1)
+        # At most so many blocks, evenly spread.
+        self._step = -(-blocks // -(-MOST_ROWS // rows)) or 1
+
+    def looks_at(self, number: int) -> bool:
+        """Whether keys are counted in a block, whose text is wanted then."""
+        return number % self._step == 0
+
+    def add(self, number: int, block: Block) -> None:
+        """Count the keys of a block, if it is one of those."""
+        if not self.looks_at(number):
+            return
         starts = np.empty(block.rows + 1, np.int64)
         row_starts(block.counts, starts)
         counts, rows = np.zeros((2, len(block.keys)), np.int64)
         first_rows(block.index, starts, counts, rows)
-        sparse = slice(0, len(block.keys) - dense)
-        seen.add(block.keys[sparse], counts[sparse], rows[sparse] + row)
-        values += len(block.index)
-        looked += block.rows
-    chosen = _commonest(seen.counts, most)
-    chosen = chosen[np.argsort(seen.keys[chosen])]
-    keys, counts = seen.keys[chosen], seen.counts[chosen]
-    by_row = np.argsort(seen.rows[chosen], kind="stable")
-    used, of = np.unique(seen.rows[chosen][by_row], return_inverse=True)
-    found = _named(text, lines[used], of, keys[by_row], extractor)
-    names, ends = _reordered(*found, np.argsort(by_row))
-    meta = {
-        "rows": [shard.rows, looked],
-        "keys": [len(seen.keys), len(keys)],
-        "values": [values, int(counts.sum())],
-        "exact": not seen.forgot,
-    }
-    with FrameFileWriter(path, KIND) as file:
-        file.append({}, [keys, counts, names, ends])
-        file.close(meta)
+        sparse = slice(0, len(block.keys) - block.dense.shape[1])
+        places = rows[sparse] + (number << _ROW_BITS)
+        self._seen.add(block.keys[sparse], counts[sparse], places)
+        self._values += len(block.index)
+        self._looked += block.rows
+
+    def write(
+        self,
+        path: Path,
+        rows: int,
+        text_of: Callable[[int], np.ndarray],
+        extractor_of: Callable[[SampleText], Extractor],
+    ) -> None:
+        """Write the file of a shard.
+
+        Parameters
+        ----------
+        path
+        rows
+            Of the shard.
+        text_of
+            Gives the text of a block: lines of its rows, behind a header.
+        extractor_of
+            Gives what has made the features, for such a text.
+        """
+        seen = self._seen
+        chosen = _commonest(seen.counts, self._most)
+        chosen = chosen[np.argsort(seen.keys[chosen])]
+        by_place = np.argsort(seen.places[chosen], kind="stable")
+        keys, places = seen.keys[chosen][by_place], seen.places[chosen][by_place]
+        names, ends = [np.empty(0, np.uint8)], [np.empty(0, np.int64)]
+        extractor, size = None, 0
+        for first, last in _runs(places >> _ROW_BITS):
+            text = SampleText.parse(text_of(int(places[first] >> _ROW_BITS)), path.name)
+            extractor = extractor or extractor_of(text)
+            used, of = np.unique(places[first:last] & ((1 << _ROW_BITS) - 1), return_inverse=True)
+            found = extractor.names(text, text.lines[used], of, keys[first:last])
+            names.append(found[0])
+            ends.append(found[1] + size)
+            size += len(found[0])
+        found = _reordered(np.concatenate(names), np.concatenate(ends), np.argsort(by_place))
+        counts = seen.counts[chosen]
+        meta = {
+            "rows": [rows, self._looked],
+            "keys": [len(seen.keys), len(chosen)],
+            "values": [self._values, int(counts.sum())],
+            "exact": not seen.forgot,
+        }
+        with FrameFileWriter(path, KIND) as file:
+            file.append({}, [seen.keys[chosen], counts, *found])
+            file.close(meta)
 
 
-def _spread(blocks: int, most: int) -> list[int]:
-    """Numbers of at most so many blocks, evenly spread."""
-    return list(range(0, blocks, -(-blocks // max(most, 1)) or 1))
+def _runs(numbers: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Where equal numbers, none of them -1, stand in a row."""
+    borders = np.flatnonzero(np.diff(numbers, prepend=-1, append=-1)).tolist()
+    return itertools.pairwise(borders) if borders else iter(())
 
 
-def _named(
-    text: SampleText, lines: np.ndarray, rows: np.ndarray, keys: np.ndarray, extractor: Extractor
-) -> Texts:
-    """As ``Extractor.names``, some lines at a time, which bounds memory."""
-    names, ends, size = [], [np.empty(0, np.int64)], 0
-    for first in range(0, len(lines), PIECE_LINES):
-        a, b = np.searchsorted(rows, [first, first + PIECE_LINES])
-        piece = lines[first : first + PIECE_LINES]
-        more, more_ends = extractor.names(text, piece, rows[a:b] - first, keys[a:b])
-        names.append(more)
-        ends.append(more_ends + size)
-        size += len(more)
-    return np.concatenate([np.empty(0, np.uint8), *names]), np.concatenate(ends)
-
-
-def _reordered(text: np.ndarray, ends: np.ndarray, order: np.ndarray) -> Texts:
+def _reordered(text: np.ndarray, ends: np.ndarray, order: np.ndarray) -> Ids:
     """Texts end to end in another order."""
     starts = np.concatenate([[0], ends[:-1]])
     sizes = (ends - starts)[order]
-    new_ends = np.cumsum(sizes)
-    moves = np.repeat(starts[order] - (new_ends - sizes), sizes)
-    return text[np.arange(len(moves)) + moves], new_ends
+    out = np.empty(len(text), np.uint8)
+    gather_texts(text, starts[order], sizes, out)
+    return out, np.cumsum(sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +282,12 @@ def _files(paths: Iterable[Path]) -> Sequence[Path]:
         files += sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not files:
         where = ", ".join(map(str, given))
-        raise DataError("no files of names are there", where=where, hint="see features.names")
+        raise DataError(
+            "no files of names are there",
+            where=where,
+            hint="see features.names",
+            id="E-DATA-MISSING",
+        )
     return files
 
 
@@ -267,7 +296,9 @@ def _read(path: Path) -> tuple[dict[str, Any], np.ndarray, np.ndarray, list[str]
         file = FrameFile(path, KIND)
         arrays = file.read(0)[1] if file.records == 1 else []
     except OSError as error:
-        raise DataError(f"cannot read it: {error.strerror}", where=str(path)) from None
+        raise DataError(
+            f"cannot read it: {error.strerror}", where=str(path), id="E-DATA-MISSING"
+        ) from None
     except CodecError as error:
         raise DataError(error.what, where=error.where, hint="extract again") from None
     if not (_is_meta(file.meta) and _are_names(arrays)):

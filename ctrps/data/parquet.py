@@ -67,7 +67,9 @@ def load_pyarrow(where: str) -> Any:
         import pyarrow.parquet
     except ImportError:
         hint = "install it: pip install 'ctrps[parquet]'"
-        raise DataError("Parquet needs the package pyarrow", where=where, hint=hint) from None
+        raise DataError(
+            "Parquet needs the package pyarrow", where=where, hint=hint, id="E-PACKAGE"
+        ) from None
     return pyarrow
 
 
@@ -125,7 +127,12 @@ class TableText:
         names = [field.name for field in kept]
         if twice := [name for name, times in Counter(names).items() if times > 1]:
             hint = "rename or remove one of them"
-            raise DataError(f"two columns are named {twice[0]!r}", where=str(path), hint=hint)
+            raise DataError(
+                f"two columns are named {twice[0]!r}",
+                where=str(path),
+                hint=hint,
+                id="E-DATA-COLUMN",
+            )
         self.lines = self._text(file, names)
         self._rest = memoryview(b"")
 

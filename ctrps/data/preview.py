@@ -209,7 +209,9 @@ def _same(schema: Schema | None, found: Schema, path: Path) -> Schema:
     differ = {*schema.slots, *schema.dense} ^ {*found.slots, *found.dense}
     some = ", ".join(map(repr, sorted(differ)[:5])) or "their kind or order"
     what = f"its columns are not those of the first training file: they differ in {some}"
-    raise DataError(what, where=str(path), hint="files of one job have the same columns")
+    raise DataError(
+        what, where=str(path), hint="files of one job have the same columns", id="E-DATA-COLUMN"
+    )
 
 
 def about_rows(path: Path) -> int:

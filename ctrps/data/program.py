@@ -23,6 +23,7 @@ from ctrps.kernels import machine as kernel
 from ctrps.kernels import prefix, values
 from ctrps.kernels.lines import join_fields
 from ctrps.kernels.names import Recipe, name_values
+from ctrps.kernels.numbering import MACHINE, Numbers, number_rows
 from ctrps.kernels.program import run_rows
 
 REASONS = {
@@ -91,12 +92,13 @@ class Extractor:
         return compile_spec(self.spec, drop_missing=self._drop_missing, empty=self._empty)
 
     @property
-    def _program(self) -> kernel.Program:
+    def program(self) -> kernel.Program:
+        """What the machine runs."""
         return self._compiled[0]
 
     @cached_property
     def _registers(self) -> kernel.Registers:
-        return kernel.new_registers(self._program, self._room, self._room)
+        return kernel.new_registers(self.program, self._room, self._room)
 
     def rows(self, text: SampleText, lines: np.ndarray, bad: BadRows) -> Rows:
         """The features of some lines of ``text``, in the order of ``lines``.
@@ -114,19 +116,54 @@ class Extractor:
 
     def kept(self, text: SampleText, lines: np.ndarray, bad: BadRows) -> tuple[Rows, np.ndarray]:
         """As ``rows``, and the lines that the rows are of, int64[rows]."""
-        source, starts = self._source(text, lines)
+        source, starts = self.source(text, lines)
         keys, output = self._run(source.data, starts)
-        wrong = output.bad[:, 0] != 0
-        if wrong.any():
-            for row in np.flatnonzero(wrong):
-                found = output.bad[row]
-                # What a function makes lies behind the line that it is made of.
-                found[2:] += lines[row] - starts[row]
-                self._reject(text, int(lines[row]), found, bad)
-            output = kernel.Output(*(array[~wrong] for array in output))
-            lines = lines[~wrong]
-        ids = self._ids(source.data, output.ids) if self.spec.id else None
+        good = self.good(text, lines, starts, output, bad)
+        if good is not None:
+            output = kernel.Output(*(array[good] for array in output))
+            lines = lines[good]
+        ids = self.ids(source.data, output.ids) if self.spec.id else None
         return Rows(keys, output.counts, None, output.dense, output.labels, ids), lines
+
+    def good(
+        self,
+        text: SampleText,
+        lines: np.ndarray,
+        starts: np.ndarray,
+        output: kernel.Output,
+        bad: BadRows,
+    ) -> np.ndarray | None:
+        """Numbers of the lines that are good, int64, or None for all; ``bad`` is told of others.
+
+        ``starts`` is where the lines are in what ``source`` gave.
+        """
+        wrong = output.bad[:, 0] != 0
+        if not wrong.any():
+            return None
+        for row in np.flatnonzero(wrong):
+            found = output.bad[row]
+            # What a function makes lies behind the line that it is made of.
+            found[2:] += lines[row] - starts[row]
+            self._reject(text, int(lines[row]), found, bad)
+        return np.flatnonzero(~wrong)
+
+    def number_rows(
+        self,
+        source: SampleText,
+        lines: np.ndarray,
+        state: np.ndarray,
+        output: kernel.Output,
+        numbers: Numbers,
+    ) -> int:
+        """As the kernel ``number_rows``, with a machine that has the room it needs."""
+        while True:
+            lacks = number_rows(
+                self.program, source.data, lines, TAB, self._columns, state,
+                self._registers, self._keys, output, numbers,
+            )  # fmt: skip
+            if lacks != MACHINE:
+                return int(lacks)
+            self._grow(0)
 
     def names(
         self, text: SampleText, lines: np.ndarray, rows: np.ndarray, keys: np.ndarray
@@ -148,7 +185,7 @@ class Extractor:
         uint8[size], int64[w]
             The texts, and where each ends; empty where a row has no such key.
         """
-        source, starts = self._source(text, lines)
+        source, starts = self.source(text, lines)
         ends, output = np.zeros(len(rows), np.int64), self._output(len(lines))
         out = np.empty(max(64 * len(rows), 1 << 16), np.uint8)
         row = done = 0
@@ -164,7 +201,7 @@ class Extractor:
                 out = np.concatenate([out, np.empty(len(out), np.uint8)])
         return out[: int(ends[-1]) if len(ends) else 0], ends
 
-    def _source(self, text: SampleText, lines: np.ndarray) -> tuple[SampleText, np.ndarray]:
+    def source(self, text: SampleText, lines: np.ndarray) -> tuple[SampleText, np.ndarray]:
         """The text that the program reads, which has what Python makes, and its lines."""
         if not self._customs:
             return text, lines
@@ -174,13 +211,13 @@ class Extractor:
     def _output(self, rows: int) -> kernel.Output:
         slots = len(self.spec.sparse)
         counts = np.empty((rows, slots), np.int32)
-        counts[:] = kernel.single_keys(self._program, slots)
+        counts[:] = kernel.single_keys(self.program, slots)
         return kernel.Output(
             counts=counts,
             dense=np.zeros((rows, len(self.spec.dense)), np.float32),
             labels=np.full(rows, np.nan, np.float32),
             bad=np.zeros((rows, 4), np.int64),
-            ids=np.zeros((rows, len(self._program.ids), 2), np.int64),
+            ids=np.zeros((rows, len(self.program.ids), 2), np.int64),
         )
 
     def _grow(self, used: int) -> None:
@@ -196,7 +233,7 @@ class Extractor:
         row = used = 0
         while True:
             row, used = run_rows(
-                self._program, data, lines, TAB, self._columns,
+                self.program, data, lines, TAB, self._columns,
                 row, self._registers, self._keys, used, output,
             )  # fmt: skip
             if row == len(lines):
@@ -213,11 +250,11 @@ class Extractor:
             return
         what = f"{columns_of(self.spec)[column]}: {REASONS[reason]}"
         place, shown = text.place(start), bytes(text.data[start:end])
-        if self._program.origins[column] >= len(self.spec.used):
+        if self.program.origins[column] >= len(self.spec.used):
             place, shown = (text.line_of(line), 1), b"what Python made"
         bad.reject(text.file, *place, what, shown)
 
-    def _ids(self, data: np.ndarray, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def ids(self, data: np.ndarray, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """``prefix#value#value…`` of each row: bytes, and where each row's text ends."""
         rows, fields = spans.shape[:2]
         size = int((spans[:, :, 1] - spans[:, :, 0]).sum())

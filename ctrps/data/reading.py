@@ -85,6 +85,8 @@ class TextSettings:
     zero_based
         Those of ``ctrps.sections.INDEXED`` whose files count from 0: 1 is added to each index,
         so that it is that of files that count from 1.
+    keep
+        Columns of a table whose texts are kept beside the rows, whatever else they are for.
     others
         Fields of JSON that are not among ``columns`` are left out instead of
         being an error.
@@ -105,6 +107,7 @@ class TextSettings:
     slots: tuple[str, ...] = ()
     others: bool = False
     zero_based: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
 
     @property
     def shift(self) -> np.uint64:
@@ -150,9 +153,9 @@ def reject(file: TextFile, bad: BadRows, reason: str, start: int, end: int) -> N
     bad.reject(file.name, line, column, reason, file.buffer[start:end].tobytes())
 
 
-def texts(file: TextFile, starts: np.ndarray, ends: np.ndarray) -> Ids:
-    """Pieces of the buffer as texts of rows."""
+def texts(buffer: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Ids:
+    """Pieces of a buffer as texts of rows."""
     borders = np.cumsum(ends.astype(np.int64) - starts)
     out = np.empty(int(borders[-1]) if len(borders) else 0, np.uint8)
-    fields.copy_texts(file.buffer, starts, ends, out)
+    fields.copy_texts(buffer, starts, ends, out)
     return out, borders

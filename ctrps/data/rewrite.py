@@ -91,7 +91,9 @@ def rewrite(
         rows_in = sum(found["rows"] for found in inputs)
         bad.finish(rows_in + bad.count)
         if not rows_in:
-            raise DataError(f"no examples in {', '.join(map(str, paths[:3])) or 'no files'}")
+            raise DataError(
+                f"no examples in {', '.join(map(str, paths[:3])) or 'no files'}", id="E-DATA-EMPTY"
+            )
     return {"rows": rows_in, "rejected": bad.count, "inputs": inputs}
 
 
@@ -120,7 +122,9 @@ def _check_same(source: RowSource, rows: Rows, first: Schema, with_ids: bool, na
     schema = source.schema
     if not (schema.extends(first) or first.extends(schema)):
         hint = "files of one conversion have the same columns"
-        raise DataError(f"its columns are not those of {name}", where=source.name, hint=hint)
+        raise DataError(
+            f"its columns are not those of {name}", where=source.name, hint=hint, id="E-DATA-COLUMN"
+        )
     if (rows.ids is not None) != with_ids:
         what = f"one of it and {name} has ids of its rows and the other has none"
         raise DataError(what, where=source.name, hint="convert them one by one")

@@ -111,6 +111,8 @@ class Rows:
         0 or 1; NaN where there is no label.
     ids : (uint8[n], int64[rows]) or None
         Text that names each row, and where it ends.
+    kept : tuple of (uint8[n], int64[rows])
+        Texts of the columns of ``TextSettings.keep``, in its order.
     """
 
     keys: np.ndarray
@@ -119,6 +121,7 @@ class Rows:
     dense: np.ndarray
     labels: np.ndarray
     ids: Ids | None = None
+    kept: tuple[Ids, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -131,25 +134,28 @@ class Rows:
         return starts
 
     def part(self, first: int, last: int, starts: np.ndarray | None = None) -> Rows:
-        """Rows ``first`` to ``last`` (not included), as views except for the ends of ids.
+        """Rows ``first`` to ``last`` (not included), as views except for the ends of texts.
 
         ``starts()`` saves time where a piece is cut into many.
         """
         starts = self.starts() if starts is None else starts
         start, end = int(starts[first]), int(starts[last])
-        ids = None
-        if self.ids is not None:
-            text, ends = self.ids
-            borders = [int(ends[row - 1]) if row else 0 for row in (first, last)]
-            ids = (text[borders[0] : borders[1]], ends[first:last] - borders[0])
         return Rows(
             self.keys[start:end],
             self.counts[first:last],
             None if self.values is None else self.values[start:end],
             self.dense[first:last],
             self.labels[first:last],
-            ids,
+            None if self.ids is None else texts_part(self.ids, first, last),
+            tuple(texts_part(texts, first, last) for texts in self.kept),
         )
+
+
+def texts_part(texts: Ids, first: int, last: int) -> Ids:
+    """Texts ``first`` to ``last`` (not included), their bytes as a view."""
+    text, ends = texts
+    start, end = (int(ends[row - 1]) if row else 0 for row in (first, last))
+    return text[start:end], ends[first:last] - start
 
 
 def joined(parts: Sequence[Rows]) -> Rows:
@@ -161,10 +167,7 @@ def joined(parts: Sequence[Rows]) -> Rows:
         values = np.concatenate([_values(part) for part in parts])
     ids = None
     if parts[0].ids is not None:
-        texts, ends = zip(*(part.ids for part in parts if part.ids is not None), strict=True)
-        shifts = np.cumsum([0, *map(len, texts)])
-        moved = [end + shift for end, shift in zip(ends, shifts[:-1], strict=True)]
-        ids = (np.concatenate(texts), np.concatenate(moved))
+        ids = texts_joined([part.ids for part in parts if part.ids is not None])
     slots = max(part.counts.shape[1] for part in parts)
     return Rows(
         np.concatenate([part.keys for part in parts]),
@@ -173,7 +176,16 @@ def joined(parts: Sequence[Rows]) -> Rows:
         np.concatenate([part.dense for part in parts]),
         np.concatenate([part.labels for part in parts]),
         ids,
+        tuple(map(texts_joined, zip(*(part.kept for part in parts), strict=True))),
     )
+
+
+def texts_joined(parts: Sequence[Ids]) -> Ids:
+    """Texts of several pieces, one behind the other."""
+    texts, ends = zip(*parts, strict=True)
+    shifts = np.cumsum([0, *map(len, texts)])
+    moved = [end + shift for end, shift in zip(ends, shifts[:-1], strict=True)]
+    return np.concatenate(texts), np.concatenate(moved)
 
 
 def widened(counts: np.ndarray, slots: int) -> np.ndarray:

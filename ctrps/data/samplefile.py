@@ -13,14 +13,18 @@ from pathlib import Path
 import numpy as np
 
 from ctrps.data.badrows import BadRows
+from ctrps.data.blocks import PIECE_LINES
+from ctrps.data.columns import no_column
+from ctrps.data.custom import TAB
 from ctrps.data.formats import RowSource
-from ctrps.data.parts import PIECE_LINES
 from ctrps.data.program import Extractor
-from ctrps.data.rows import Rows, Schema
+from ctrps.data.reading import texts
+from ctrps.data.rows import Ids, Rows, Schema
 from ctrps.data.sampletext import SampleText
 from ctrps.data.spec import FeatureSpec
 from ctrps.data.textfile import TextFile
 from ctrps.errors import DataError
+from ctrps.kernels.lines import split_rows
 
 FORMAT = "samples"
 
@@ -38,15 +42,25 @@ class SampleReader:
         Is told of rows that cannot be used.
     labels
         ``required``; ``optional``: NaN where the field of the label is absent; ``none``: NaN.
+    keep
+        Fields whose texts are kept beside the rows.
 
     Raises
     ------
     DataError
-        When the header lacks a field that the spec uses.
+        When the header lacks a field that the spec uses, or one to keep.
     """
 
-    def __init__(self, file: TextFile, spec: FeatureSpec, bad: BadRows, labels: str):
+    def __init__(
+        self,
+        file: TextFile,
+        spec: FeatureSpec,
+        bad: BadRows,
+        labels: str,
+        keep: tuple[str, ...] = (),
+    ):
         self._file, self._spec, self._bad, self._labels = file, spec, bad, labels
+        self._keep = keep
         self._header, self._extractor = self._begin()
 
     @property
@@ -59,7 +73,8 @@ class SampleReader:
                 text = self._whole_lines()
                 for first in range(0, len(text.lines), PIECE_LINES):
                     lines = text.lines[first : first + PIECE_LINES]
-                    yield self._extractor.rows(text, lines, self._bad)
+                    rows, taken = self._extractor.kept(text, lines, self._bad)
+                    yield replace(rows, kept=self._texts(text, taken)) if self._keep else rows
                 self._file.consume(len(text.data))
             if not self._file.next_part():
                 return
@@ -77,7 +92,18 @@ class SampleReader:
             spec = replace(spec, label=None)
         if _lacks(spec, "id", names):
             spec = replace(spec, id=None)
+        for name in self._keep:
+            if name not in names:
+                raise no_column(f"no column {name!r}", name, head.header, file.name)
         return head.header, Extractor(spec, head.header, file.name)
+
+    def _texts(self, text: SampleText, lines: np.ndarray) -> tuple[Ids, ...]:
+        """Texts of the fields to keep of some lines."""
+        wanted = {name: number for number, name in enumerate(self._keep)}
+        columns = np.array([wanted.get(name, -1) for name in self._header], np.int32)
+        starts, ends = np.empty((2, len(wanted), len(lines)), np.int64)
+        split_rows(text.data, lines, TAB, columns, starts, ends, np.empty(len(lines), np.int32))
+        return tuple(texts(text.data, *borders) for borders in zip(starts, ends, strict=True))
 
     def _whole_lines(self) -> SampleText:
         """The whole lines that are at hand."""
@@ -99,7 +125,12 @@ def _lacks(spec: FeatureSpec, name: str, header: set[str]) -> bool:
 
 
 def open_samples(
-    path: Path, spec: FeatureSpec, bad: BadRows, chunk_bytes: int, labels: str
+    path: Path,
+    spec: FeatureSpec,
+    bad: BadRows,
+    chunk_bytes: int,
+    labels: str,
+    keep: tuple[str, ...] = (),
 ) -> RowSource:
     """Open a file of samples: read its header, but no row yet; see ``SampleReader``."""
     file = TextFile(path, chunk_bytes)
@@ -107,7 +138,7 @@ def open_samples(
         if file.parquet:
             hint = "write them as tab-separated text"
             raise DataError("samples are not read from Parquet", where=file.name, hint=hint)
-        reader = SampleReader(file, spec, bad, labels)
+        reader = SampleReader(file, spec, bad, labels, keep)
     except BaseException:
         file.close()
         raise

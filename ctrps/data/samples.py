@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -26,20 +26,30 @@ import numpy as np
 
 from ctrps.data.badrows import BadRows
 from ctrps.data.buckets import EventBuckets, EventsFound, bucket_bits
-from ctrps.data.deal import KINDS, Deal, JoinCounts, Targets, part_count, targets_of, text_bytes
+from ctrps.data.deal import (
+    KINDS,
+    Deal,
+    JoinCounts,
+    part_count,
+    part_name,
+    targets_of,
+    text_bytes,
+)
 from ctrps.data.history import HistoryWork
 from ctrps.data.join import Joiner, field_of, read_side, timed_rows, without_commas
 from ctrps.data.joinfile import IMPRESSIONS, JoinPlan
 from ctrps.data.making import Share, check_room, claim, read_json, write_json
+from ctrps.data.memory import Memory
 from ctrps.data.sampletext import SampleText
-from ctrps.data.spill import Room
+from ctrps.data.spill import Kept, Room, Spill, SpillWriter
 from ctrps.data.tables import Piece, RawTable, find_table
 from ctrps.data.texts import Field
 from ctrps.data.windows import Histories
 from ctrps.errors import ConfigError, DataError
+from ctrps.kernels.copying import WRITTEN_OVER
 
-BASE_BYTES = 320 << 20
-"""Memory of the process before it reads anything: Python, libraries and compiled kernels."""
+READ_BYTES = 128 << 20
+"""Memory, about, that reading tables takes: text, rows on their way to buckets, kernels to load."""
 
 ROW_BYTES, BASE_ROW_BYTES, WINDOW_BYTES, EVENT_BYTES = 36, 150, 8, 60
 """Estimates: raw bytes of an impression, its text without windows, a window's text, an event."""
@@ -50,10 +60,14 @@ KEPT_SHARE = 0.4
 FEATURES_BYTES = 64 << 20
 """Memory, about, that making features of a text takes beside it."""
 
+BASE = "base.rows"
 READ, DONE = "read.json", "done.json"
 ALL = Share()
 Progress = Callable[[str, int, float], None]
 """Called with a stage, its rows so far, and the share of it that is done; 0 if nobody knows."""
+
+Put = Callable[[int, np.ndarray, np.ndarray], None]
+"""Takes lines of a part: its number, where each line ends, and their text."""
 
 T = TypeVar("T")
 
@@ -108,7 +122,7 @@ def join_tables(
     chunk_bytes
         Bytes of a table in memory; the result does not depend on it.
     memory_bytes
-        What the process may take in all; fewer threads work where there is less.
+        What the process may have resident in all; fewer threads work where there is less.
     threads
         Threads that make windows and samples; the result does not depend on it.
     share
@@ -138,6 +152,7 @@ def join_tables(
         The plan names a column that no table has, or that several have; or memory or room on
         disk will not do.
     """
+    memory = Memory(memory_bytes)
     reader = _Reader(folder, plan, bad, shuffle, seed, progress, chunk_bytes)
     if not plan.windows:
         if share != ALL:
@@ -145,28 +160,30 @@ def join_tables(
             raise ConfigError("samples without windows are made in one run", hint=hint)
         reader.check_room(out, share, whole, more_row_bytes)
         attempt = _attempt(out / "whole")
-        counts = reader.read(attempt, None, share)
+        counts = reader.read(partial(_append, attempt, reader.header), None, share)
         for path in attempt.iterdir():
             path.replace(out / path.name)
         attempt.rmdir()
         return counts, None
     bits = bucket_bits(reader.events_bytes())
     mine = _folder(out, share)
-    room = memory_bytes - BASE_BYTES - reader.side_bytes
+    _workers(1, memory, READ_BYTES)
+    left = memory.left() - READ_BYTES
     # What other runs or later steps need must be on disk.
-    keep = Room(int(room * KEPT_SHARE) if share == ALL and step is None else 0)
-    room -= max(keep.left, 0)
-    found = None
+    keep = Room(int(left * KEPT_SHARE) if share == ALL and step is None else 0)
+    found = base = None
     if not (mine / READ).exists():
         reader.check_room(out, share, whole, more_row_bytes)
         attempt = _attempt(mine)
-        (attempt / "base").mkdir()
-        with EventBuckets(reader.histories, attempt, bits, share, keep) as events:
-            counts = reader.read(attempt / "base", events, share)
-            found = events.close()
+        with (
+            SpillWriter(attempt / BASE, keep) as lines,
+            EventBuckets(reader.histories, attempt, bits, share, keep) as events,
+        ):
+            counts = reader.read(partial(_put, lines), events, share)
+            found, base = events.close(), lines.close()
         if found.durable:
             write_json(attempt / READ, asdict(counts))
-            found = None
+            found = base = None
         shutil.rmtree(mine, ignore_errors=True)
         attempt.rename(mine)
     else:
@@ -174,10 +191,12 @@ def join_tables(
     history = HistoryWork(reader.histories, out / "history", bits, keep)
     if not (mine / DONE).exists():
         found = found or EventsFound.on_disk(reader.histories, mine)
-        workers = _workers(threads, room, history.bucket_bytes(found))
+        need = history.bucket_bytes(found)
+        keep.left = max(min(keep.left, memory.left() - threads * need), 0)
+        workers = _workers(threads, memory, need, keep.left)
         buckets = [bucket for bucket in history.buckets() if share.has(bucket[1])]
         compute = partial(_compute, history, found)
-        _each("windows", compute, buckets, workers, progress)
+        _each("windows", compute, buckets, workers, memory, progress)
         if history.durable:
             write_json(mine / DONE, {})
             found.remove()
@@ -190,11 +209,16 @@ def join_tables(
         counts.missing = ["samples, which another run makes (if it has ended, use --resume)"]
     if counts.missing:
         return counts, None
-    every = [base for one in share.all() for base in (_folder(out, one) / "base").iterdir()]
-    bases = sorted(every, key=lambda base: base.name)
-    if step == "lines":
-        bases = bases[share.number :: share.of]
-    return counts, PartLines(history, reader.header, out, bases, room, threads, progress)
+    every = [base] if base else [Spill(_folder(out, one) / BASE) for one in share.all()]
+    bases = _by_part(every, share if step == "lines" else ALL)
+    return counts, PartLines(history, reader.header, out, bases, memory, threads, progress)
+
+
+def _by_part(bases: Iterable[Kept | Spill], share: Share) -> dict[int, Kept | Spill]:
+    """Where the lines of each part of a share are, in the order of the files' names."""
+    found = {int(part): base for base in bases for part in np.unique(base.records[:, 0])}
+    parts = sorted(found, key=part_name)
+    return {part: found[part] for part in parts[share.number :: share.of]}
 
 
 class PartLines:
@@ -211,20 +235,20 @@ class PartLines:
         history: HistoryWork,
         header: bytes,
         out: Path,
-        bases: Sequence[Path],
-        room: int,
+        bases: Mapping[int, Kept | Spill],
+        memory: Memory,
         threads: int,
         progress: Progress | None,
     ):
         self._history, self._header, self._out, self._bases = history, header, out, bases
-        self._room, self._threads, self._progress = room, threads, progress
-        self.names = [base.name for base in bases]
+        self._memory, self._threads, self._progress = memory, threads, progress
+        self.names = [part_name(part) for part in bases]
 
     def write(self) -> None:
         """Make the files that are not there."""
-        workers = _workers(self._threads, self._room, self._history.part_bytes(whole=False))
-        join = partial(_join_part, self._history, self._header, self._out)
-        _each("lines", join, self._bases, workers, self._progress)
+        need = self._history.part_bytes(self._bases, whole=False)
+        workers = _workers(self._threads, self._memory, need)
+        _each("lines", self._write, self._bases, workers, self._memory, self._progress)
 
     @contextmanager
     def each(self) -> Iterator[Callable[..., Iterator[Any]]]:
@@ -232,18 +256,27 @@ class PartLines:
 
         As many threads work as there is memory for.
         """
-        need = self._history.part_bytes(whole=True) + FEATURES_BYTES
-        with ThreadPoolExecutor(_workers(self._threads, self._room, need)) as pool:
+        need = self._history.part_bytes(self._bases, whole=True) + FEATURES_BYTES
+        with ThreadPoolExecutor(_workers(self._threads, self._memory, need)) as pool:
             try:
                 yield lambda task, parts: pool.map(partial(task, read=self._text), parts)
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
 
+    def workers(self, most: int) -> int:
+        """Threads that there is memory for beside what this holds, if none is at a part."""
+        return _workers(most, self._memory, FEATURES_BYTES)
+
     def _text(self, path: Path) -> SampleText:
         """What a file of samples is, or would be."""
-        base = self._bases[self.names.index(path.name)]
-        return self._history.text(_part_of(base), base, self._header, str(path))
+        part = list(self._bases)[self.names.index(path.name)]
+        return self._history.text(part, self._bases[part], self._header, str(path))
+
+    def _write(self, part: int) -> int:
+        """Make a part of the samples, unless it is there; return its rows."""
+        out = self._out / part_name(part)
+        return self._history.write(part, self._bases[part], self._header, out)
 
 
 def _folder(out: Path, share: Share) -> Path:
@@ -260,12 +293,14 @@ def _attempt(folder: Path) -> Path:
     return new
 
 
-def _workers(threads: int, room: int, need: int) -> int:
-    """Threads that ``room`` bytes are enough for, when each needs so many."""
-    if need > room:
-        what = f"too little: a thread needs {need >> 20} MB, and {max(room, 0) >> 20} MB are left"
-        raise ConfigError(what, where="sample.memory_mb", hint="allow more")
-    return min(threads, room // max(need, 1))
+def _workers(threads: int, memory: Memory, need: int, kept: int = 0) -> int:
+    """Threads that there is memory for besides ``kept`` bytes, when each needs so many."""
+    left = memory.left() - kept
+    if need > left:
+        what = f"too little: a thread needs {need >> 20} MB, and {max(left, 0) >> 20} MB are left"
+        hint = f"allow {memory.limit_mb(need + kept)} or more"
+        raise ConfigError(what, where="sample.memory_mb", hint=hint)
+    return min(threads, left // max(need, 1))
 
 
 def _each(
@@ -273,6 +308,7 @@ def _each(
     task: Callable[[T], int],
     items: Collection[T],
     threads: int,
+    memory: Memory,
     progress: Progress | None,
 ) -> None:
     """Do a task, which returns rows, for each item; an error ends those that have not begun."""
@@ -281,6 +317,7 @@ def _each(
         try:
             for done, more in enumerate(pool.map(task, items), 1):
                 rows += more
+                memory.ease()
                 if progress and more:
                     progress(name, rows, done / len(items))
         except BaseException:
@@ -291,16 +328,6 @@ def _each(
 def _compute(history: HistoryWork, events: EventsFound, bucket: tuple[int, int]) -> int:
     """Compute the windows of a bucket, unless they are there; return its rows."""
     return history.compute(events, *bucket)
-
-
-def _join_part(history: HistoryWork, header: bytes, out: Path, base: Path) -> int:
-    """Make a part of the samples, unless it is there; return its rows."""
-    return history.write(_part_of(base), base, header, out / base.name)
-
-
-def _part_of(path: Path) -> int:
-    kind, number = path.stem.split("-")
-    return int(number) * len(KINDS) + KINDS.index(kind)
 
 
 class _Reader:
@@ -326,14 +353,6 @@ class _Reader:
             self.header = joiner.header
             self.histories = Histories(plan, joiner.names)
 
-        arrays = [
-            array
-            for side in self._sides
-            for array in (side.finder, side.columns.data, side.columns.starts, side.columns.ends)
-        ]
-        # The joiner holds them once more, in one piece.
-        self.side_bytes = 2 * sum(array.nbytes for array in arrays)
-
     def events_bytes(self) -> int:
         """Bytes of the texts whose rows go to buckets, about; it follows from the files alone."""
         tables = [self._plan.events[n].table for n in self.histories.sources if n != IMPRESSIONS]
@@ -349,20 +368,24 @@ class _Reader:
         samples = text if whole or not windows else 0
         check_room(out, events / share.of + samples + rows * more_row_bytes)
 
-    def read(self, out: Path, events: EventBuckets | None, share: Share) -> JoinCounts:
-        """Write a share's parts to ``out``; without header lines if there are ``events``."""
+    def read(self, put: Put, events: EventBuckets | None, share: Share) -> JoinCounts:
+        """Read all rows; the lines of a share's parts go to ``put``."""
         counts = JoinCounts(read=sum(side.rows for side in self._sides))
         counts.unmatched = {side.join.table: 0 for side in self._sides}
         with RawTable(self._path, self._bad, self._chunk_bytes) as table:
             joiner = Joiner(self._plan, table, self._sides)
-            header = b"" if events else joiner.header
             for piece in table.pieces():
                 rows, times = joiner.good_rows(piece)
                 targets = targets_of(self._plan, self._deal, times, counts)
                 found = joiner.match(piece, rows, times)
                 for name, missing in joiner.unmatched(found, targets.order).items():
                     counts.unmatched[name] += missing
-                _append(out, header, joiner.compose(found, targets.order), targets, share)
+                text, ends = joiner.compose(found, targets.order)
+                for first, last in targets.groups():
+                    part = int(targets.parts[first])
+                    if share.has(part // len(KINDS)):
+                        start, end = int(ends[first - 1]) if first else 0, int(ends[last - 1])
+                        put(part, ends[first:last] - start, text[start : end + WRITTEN_OVER])
                 if events:
                     places = targets.places(len(rows))
                     events.add(IMPRESSIONS, partial(joiner.field, found), times, places)
@@ -377,7 +400,7 @@ class _Reader:
         if not counts.train + counts.test:
             what = f"none of its rows is on the days of the split; {counts.outside} are on others"
             hint = "check split and impressions.zone"
-            raise DataError(what, where=str(self._path), hint=hint)
+            raise DataError(what, where=str(self._path), hint=hint, id="E-DATA-EMPTY")
         return counts
 
     def _read_events(self, name: str, buckets: EventBuckets) -> int:
@@ -403,22 +426,15 @@ def _event_field(table: RawTable, piece: Piece, rows: np.ndarray, name: str) -> 
     return field_of(piece, rows, table.column(name))
 
 
-def _append(
-    out: Path,
-    header: bytes,
-    lines: tuple[np.ndarray, np.ndarray],
-    targets: Targets,
-    share: Share,
-) -> None:
-    """Write the rows of a piece behind those that their parts already have."""
-    text, ends = lines
-    for first, last in targets.groups():
-        number, kind = divmod(int(targets.parts[first]), len(KINDS))
-        if not share.has(number):
-            continue
-        start = int(ends[first - 1]) if first else 0
-        # Opened anew for each piece: a long log has more parts than a process may have files.
-        with (out / f"{KINDS[kind]}-{number:05d}.tsv").open("ab") as file:
-            if not file.tell():
-                file.write(header)
-            file.write(text[start : ends[last - 1]].data)
+def _append(out: Path, header: bytes, part: int, ends: np.ndarray, text: np.ndarray) -> None:
+    """Write lines behind those that their part already has in a file of its own."""
+    # Opened anew for each piece: a long log has more parts than a process may have files.
+    with (out / part_name(part)).open("ab") as file:
+        if not file.tell():
+            file.write(header)
+        file.write(text[: ends[-1]].data)
+
+
+def _put(to: SpillWriter, part: int, ends: np.ndarray, text: np.ndarray) -> None:
+    """Keep lines for ``HistoryWork``."""
+    to.append(part, [ends, text], int(ends[-1]))

@@ -26,6 +26,8 @@ class SampleText:
         First byte of each line after the header.
     before : int
         Lines of the file before the first of ``lines``.
+    numbers : int64[n] or None
+        Number of each line in the file, from 1, if they do not follow each other there.
     """
 
     file: str
@@ -33,6 +35,7 @@ class SampleText:
     header: tuple[str, ...]
     lines: np.ndarray
     before: int = 1
+    numbers: np.ndarray | None = None
 
     @classmethod
     def parse(cls, data: np.ndarray, file: str, lines: np.ndarray | None = None) -> SampleText:
@@ -51,12 +54,13 @@ class SampleText:
 
     def line_of(self, start: int) -> int:
         """Number, from 1, of the line that holds a byte after the header."""
-        return int(np.searchsorted(self.lines, start, side="right")) + self.before
+        return self.place(start)[0]
 
     def place(self, position: int) -> tuple[int, int]:
         """Line and column, from 1, of a byte after the header."""
-        line = self.line_of(position)
-        return line, position - int(self.lines[line - self.before - 1]) + 1
+        at = int(np.searchsorted(self.lines, position, side="right")) - 1
+        line = at + 1 + self.before if self.numbers is None else int(self.numbers[at])
+        return line, position - int(self.lines[at]) + 1
 
 
 def _breaks(data: np.ndarray) -> np.ndarray:

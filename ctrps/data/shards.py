@@ -41,7 +41,7 @@ THREADS = min(8, os.cpu_count() or 1)
 Keep = Callable[[np.ndarray], np.ndarray]
 """Which of some keys, uint64[k], are to stay: bool[k]."""
 
-_BITS = 8
+BITS = 8
 """Logarithm of the most partitions that a job may have."""
 
 
@@ -52,7 +52,7 @@ class KeyNumbers:
         self._index = np.zeros(0, np.int32)
         self._distinct = np.empty(0, np.uint64)
         self._local = np.empty(0, np.int32)
-        self._borders = np.empty((1 << _BITS) + 1, np.int32)
+        self._borders = np.empty((1 << BITS) + 1, np.int32)
 
     def number(self, keys: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Distinct keys, with ``last`` at the end whether they occur or not.
@@ -76,9 +76,9 @@ class KeyNumbers:
         distinct, local = self.local(np.concatenate([last, keys]) if d else keys)
         count = len(distinct)
         order = np.empty(count - d, np.int64)
-        grouped(distinct[d:], _BITS, order, self._borders)
+        grouped(distinct[d:], BITS, order, self._borders)
         order = np.concatenate([order + d, np.arange(d)]) if d else order
-        number = np.empty(count, _narrow(count))
+        number = np.empty(count, narrow(count))
         number[order] = np.arange(count, dtype=number.dtype)
         index = np.empty(len(keys), number.dtype)
         take_numbers(number, local[d:], index)
@@ -100,7 +100,7 @@ class KeyNumbers:
         return self._distinct[:count], local
 
 
-def _narrow(keys: int) -> type[np.unsignedinteger]:
+def narrow(keys: int) -> type[np.unsignedinteger]:
     """The type of numbers of so many keys."""
     return np.uint16 if keys <= 1 << 16 else np.uint32
 
@@ -152,18 +152,22 @@ class Block:
         """
         keys, index = (numbers or KeyNumbers()).number(rows.keys, schema.dense_keys())
         if keep is not None:
-            kept = keep(keys)
+            kept, counts = keep(keys), rows.counts.copy()
             kept[len(keys) - len(schema.dense) :] = True
-            number = np.where(kept, np.cumsum(kept, dtype=np.int32) - np.int32(1), np.int32(-1))
-            keys = keys[kept]
-            fewer, counts = np.empty(len(index), _narrow(len(keys))), rows.counts.copy()
-            index = fewer[: drop_numbers(index, counts, number, fewer)]
+            keys, index = keys[kept], _fewer(index, counts, kept)
             rows = replace(rows, counts=counts)
         values = rows.values
         if values is not None and (values == 1).all():
             values = None
         counts = rows.counts.astype(np.min_scalar_type(int(rows.counts.max(initial=0))))
         return cls(keys, index, counts, values, rows.dense, rows.labels, rows.ids)
+
+    def without(self, kept: np.ndarray) -> Block:
+        """The block without the keys that are not in ``kept``, bool[k]; it has no values."""
+        counts = self.counts.astype(np.int32)
+        index = _fewer(self.index, counts, kept)
+        counts = counts.astype(np.min_scalar_type(int(counts.max(initial=0))))
+        return replace(self, keys=self.keys[kept], index=index, counts=counts)
 
     def to_rows(self) -> Rows:
         """The rows that the block was made of; values that are all 1 become None."""
@@ -194,6 +198,13 @@ class Block:
             raise DataError("the arrays of a block do not fit each other")
 
 
+def _fewer(index: np.ndarray, counts: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """``index`` with only the keys that stay, numbered anew; ``counts``, int32, are changed."""
+    number = np.where(kept, np.cumsum(kept, dtype=np.int32) - np.int32(1), np.int32(-1))
+    fewer = np.empty(len(index), narrow(int(np.count_nonzero(kept))))
+    return fewer[: drop_numbers(index, counts, number, fewer)]
+
+
 def _is(array: np.ndarray, dtype: str, *shape: int) -> bool:
     return array.dtype == dtype and array.shape == shape
 
@@ -222,8 +233,6 @@ class ShardWriter:
     meta
         JSON-like settings to keep with the rows, for people and caches; the
         attribute ``meta`` may be changed until ``close``.
-    keep
-        Leaves keys out of rows whose weights are means; None keeps all.
     threads
         Make blocks while the caller reads the next rows.
 
@@ -247,7 +256,6 @@ class ShardWriter:
         schema: Schema,
         block_rows: int = 4096,
         meta: dict[str, Any] | None = None,
-        keep: Keep | None = None,
         threads: int = THREADS,
     ):
         _check_size(schema, path)
@@ -258,7 +266,6 @@ class ShardWriter:
         self.rows = 0
         self._block_rows = block_rows
         self.meta = dict(meta or {})
-        self._keep = keep
         self._most_left = 2 * threads
         self._waiting: list[Rows] = []
         self._waiting_rows = 0
@@ -335,23 +342,29 @@ class ShardWriter:
 
     def _block(self, rows: list[Rows], schema: Schema) -> Block:
         numbers = self._numbers.pop() if self._numbers else KeyNumbers()
-        block = Block.from_rows(joined(rows), schema, numbers, self._keep)
+        block = Block.from_rows(joined(rows), schema, numbers)
         self._numbers.append(numbers)
         return block
 
     def _append(self, most_left: int) -> None:
         """Append blocks in their order until no more than ``most_left`` are being made."""
         while len(self._making) > most_left:
-            block = self._making.popleft().result()
-            arrays = [block.keys, block.index, block.counts, block.dense, block.labels]
-            if block.values is not None:
-                arrays.append(block.values)
-            if block.ids is not None:
-                arrays.extend(block.ids)
-            header = {"values": block.values is not None, "ids": block.ids is not None}
-            sketch.sketch_add(block.keys, self._sketch)
-            self._file.append(header, arrays)
-            self.rows += block.rows
+            self.add_block(self._making.popleft().result())
+
+    def add_block(self, block: Block) -> None:
+        """Append a block that the caller has made, alone or after whole blocks of rows.
+
+        It has ``block_rows`` rows, or fewer if it is the last one.
+        """
+        arrays = [block.keys, block.index, block.counts, block.dense, block.labels]
+        if block.values is not None:
+            arrays.append(block.values)
+        if block.ids is not None:
+            arrays.extend(block.ids)
+        header = {"values": block.values is not None, "ids": block.ids is not None}
+        sketch.sketch_add(block.keys, self._sketch)
+        self._file.append(header, arrays)
+        self.rows += block.rows
 
     def __enter__(self) -> Self:
         self._file.__enter__()
@@ -408,7 +421,9 @@ class Shard:
         except CodecError as error:
             raise _damaged(error) from None
         except OSError as error:
-            raise DataError(f"cannot read it: {error.strerror}", where=str(path)) from None
+            raise DataError(
+                f"cannot read it: {error.strerror}", where=str(path), id="E-DATA-MISSING"
+            ) from None
         self.digest = self._file.digest
         self._read_trailer(self._file.meta)
 
@@ -445,7 +460,9 @@ class Shard:
         except CodecError as error:
             raise _damaged(error) from None
         except OSError as error:
-            raise DataError(f"cannot read it: {error.strerror}", where=str(self.path)) from None
+            raise DataError(
+                f"cannot read it: {error.strerror}", where=str(self.path), id="E-DATA-MISSING"
+            ) from None
         except DataError as error:
             raise DataError(f"record {number}: {error.what}", where=str(self.path)) from None
         if block.rows != self.block_rows[number]:

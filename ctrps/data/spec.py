@@ -164,6 +164,11 @@ class FeatureSpec:
         needed = self.needed
         return tuple(derived for derived in self.derived if derived.name in needed)
 
+    @property
+    def in_python(self) -> bool:
+        """Whether functions of the user make some fields."""
+        return any(derived.operator == "python" for derived in self.derivations)
+
 
 def _distinct(features: Sequence[Feature]) -> tuple[str, ...]:
     names = [feature.name for feature in features]

@@ -26,6 +26,19 @@ class Room:
 
     def __init__(self, size_bytes: int = 0):
         self.left = size_bytes
+        self._writers: list[SpillWriter] = []
+
+    def share(self, writer: SpillWriter) -> None:
+        self._writers.append(writer)
+
+    def relieve(self) -> None:
+        """If a writer's records must go to disk, those of all do.
+
+        Only then can a run that is cut off be taken up.
+        """
+        if self.left <= 0:
+            for writer in self._writers:
+                writer.write()
 
 
 class SpillWriter:
@@ -35,7 +48,8 @@ class SpillWriter:
     ----------
     path
     room
-        If given, records stay in memory, at its cost, and there is no file until ``write``.
+        If given, records stay in memory, at its cost, and there is no file until ``write``, which
+        the room calls when it is used up.
     """
 
     def __init__(self, path: Path, room: Room | None = None):
@@ -45,6 +59,8 @@ class SpillWriter:
         self._records: list[tuple[int, int, int]] = []
         if room is None:
             self.write()
+        else:
+            room.share(self)
 
     def append(self, number: int, arrays: Sequence[np.ndarray], weight: int = 0) -> None:
         if self._file is None:

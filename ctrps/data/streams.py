@@ -143,7 +143,7 @@ class Unpacked:
                 self._stream = self._opened()
                 if self._archive is not None and not self.next_part():
                     what = f"the archive holds no {members or 'regular'} file"
-                    raise DataError(what, where=self.name)
+                    raise DataError(what, where=self.name, id="E-DATA-FORMAT")
         except BaseException:
             self.close()
             raise
@@ -200,11 +200,18 @@ class Unpacked:
         for magic, name in _OTHER.items():
             if head.startswith(magic):
                 hint = "convert it to text, plain or in gzip"
-                raise DataError(f"it is {name}, which is not read", where=self.name, hint=hint)
+                raise DataError(
+                    f"it is {name}, which is not read",
+                    where=self.name,
+                    hint=hint,
+                    id="E-DATA-FORMAT",
+                )
         if head.startswith(PARQUET):
             if self.live:
                 hint = "name the file: it is not read from front to back"
-                raise DataError("Parquet cannot come from standard input", hint=hint)
+                raise DataError(
+                    "Parquet cannot come from standard input", hint=hint, id="E-DATA-FORMAT"
+                )
             self.table = TableText(self.path, self._ignore)
             return cast(BinaryIO, self.table)
         stream: Headed = self._raw
@@ -215,7 +222,9 @@ class Unpacked:
             stream = Headed(_Zstd(self._raw, self.name).readinto)
         if stream.head.startswith(PARQUET):
             hint = "unpack it: its columns are packed one by one"
-            raise DataError("it is Parquet, packed once more", where=self.name, hint=hint)
+            raise DataError(
+                "it is Parquet, packed once more", where=self.name, hint=hint, id="E-DATA-FORMAT"
+            )
         if stream.head[_TAR_MAGIC] == b"ustar":
             self._archive = tarfile.open(fileobj=cast(BinaryIO, stream), mode="r|")
         return cast(BinaryIO, stream)
@@ -264,7 +273,7 @@ class _Zstd:
         except ImportError:
             hint = "install it (pip install 'ctrps[zst]'), or convert the file to gzip"
             what = "it is zstd, which needs the package zstandard"
-            raise DataError(what, where=name, hint=hint) from None
+            raise DataError(what, where=name, hint=hint, id="E-PACKAGE") from None
         self._zstandard = zstandard
         self._raw = raw
         self._frame = zstandard.ZstdDecompressor().decompressobj()

@@ -50,12 +50,14 @@ def find_table(folder: Path, name: str) -> Path:
         raise DataError(f"both {names} are there", where=str(folder), hint="remove one of them")
     if not folder.is_dir():
         hint = "sample.dir names the folder of the raw tables"
-        raise DataError("no such folder", where=str(folder), hint=hint)
+        raise DataError("no such folder", where=str(folder), hint=hint, id="E-DATA-MISSING")
     near = difflib.get_close_matches(
         name, [path.name for path in folder.iterdir()], n=1, cutoff=0.4
     )
     hint = f"there is {near[0]}" if near else "sample.dir names the folder of the raw tables"
-    raise DataError(f"no table {name}{{{','.join(ENDINGS)}}}", where=str(folder), hint=hint)
+    raise DataError(
+        f"no table {name}{{{','.join(ENDINGS)}}}", where=str(folder), hint=hint, id="E-DATA-MISSING"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class RawTable:
         try:
             self.names = tuple(read_header(self._file, ","))
             if not self.names:
-                raise DataError("the file is empty", where=str(self.path))
+                raise DataError("the file is empty", where=str(self.path), id="E-DATA-EMPTY")
             self.first_line = self._file.line
         except BaseException:
             self._file.close()
@@ -133,7 +135,9 @@ class RawTable:
             return self.names.index(name)
         near = difflib.get_close_matches(name, self.names, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(self.names)}"
-        raise DataError(f"no column {name!r}", where=f"{self.path}:1:1", hint=hint)
+        raise DataError(
+            f"no column {name!r}", where=f"{self.path}:1:1", hint=hint, id="E-DATA-COLUMN"
+        )
 
     def reject(self, position: int, reason: str, text: bytes) -> None:
         """Report a bad row by a position in the piece that is being read."""

@@ -212,7 +212,7 @@ class TextFile:
         if rest > MAX_ROW_BYTES:
             what = f"a row of more than {MAX_ROW_BYTES >> 20} MiB begins here"
             hint = "is a quote not closed, or is this another format than was named?"
-            raise DataError(what, where=f"{self.name}:{self.line}", hint=hint)
+            raise DataError(what, where=f"{self.name}:{self.line}", hint=hint, id="E-DATA-ROW")
         # At least as much as there is, or a long row would be read once per chunk of it.
         self._fill(max(self._chunk_bytes, rest))
 

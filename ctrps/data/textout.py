@@ -42,7 +42,8 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise DataError(f"cannot write it: {error.strerror}", where=str(path)) from None
+        what, hint = f"cannot write it: {error.strerror}", "make room, or write it elsewhere"
+        raise DataError(what, where=str(path), hint=hint, id="E-DISK") from None
     finally:
         if not special:
             name.unlink(missing_ok=True)

@@ -69,8 +69,6 @@ class Group:
         Names and windows in the order of the sample.
     closes : bool[windows]
         A run ends with the column.
-    lasting : bool[runs]
-        Its windows are the same all day.
     keys
         Per source its key columns; the group's comes first.
     values
@@ -79,7 +77,6 @@ class Group:
 
     windows: tuple[tuple[str, Window], ...]
     closes: np.ndarray
-    lasting: np.ndarray
     keys: Mapping[str, By]
     values: Mapping[str, By]
 
@@ -98,7 +95,7 @@ class Histories:
     groups, sources
     runs
         The sample as pieces of adjacent columns: (number of the group or -1, columns). Windows
-        of whole days, which are the same all day, are runs of their own.
+        of one span are a run of their own: they often are those of the impression before.
     """
 
     def __init__(self, plan: JoinPlan, columns: Sequence[str]):
@@ -106,8 +103,8 @@ class Histories:
         firsts = list(dict.fromkeys(w.by[0] for w in plan.windows.values()))
         group_of = {name: firsts.index(w.by[0]) for name, w in plan.windows.items()}
 
-        def run_of(name: str) -> tuple[int, bool]:
-            return group_of.get(name, -1), name in group_of and plan.windows[name].span.whole_days
+        def run_of(name: str) -> tuple[int, Span | None]:
+            return group_of.get(name, -1), plan.windows[name].span if name in group_of else None
 
         self.runs = [(number, len(list(names))) for (number, _), names in groupby(columns, run_of)]
         self.sources = {
@@ -157,7 +154,6 @@ def _group(
     closes = np.zeros(len(windows), np.bool_)
     ends = np.cumsum([count for group, count in runs if group == number]) - 1
     closes[ends] = True
-    lasting = np.array([windows[end][1].span.whole_days for end in ends])
     keys: dict[str, By] = {}
     values: dict[str, By] = {}
     for source in dict.fromkeys([IMPRESSIONS, *(w.events for _, w in windows)]):
@@ -166,7 +162,7 @@ def _group(
         keys[source] = tuple(dict.fromkeys(names.get(key, key) for by in every for key in by))
         mine = [w.of for _, w in windows if w.events == source and w.of is not None]
         values[source] = tuple(dict.fromkeys(mine))
-    return Group(tuple(windows), closes, lasting, keys, values)
+    return Group(tuple(windows), closes, keys, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,14 +176,19 @@ class Events:
     times : int64[n]
     masks : uint32[n]
         Bits of the filters that each fits.
-    values : int64[n, v]
-        Ranks of the values.
+    values : int64[n] for each column of values
+        Their ranks.
     """
 
     keys: np.ndarray
     times: np.ndarray
     masks: np.ndarray
-    values: np.ndarray
+    values: tuple[np.ndarray, ...]
+
+    def take(self, rows: np.ndarray) -> Events:
+        values = tuple(column.take(rows) for column in self.values)
+        keys = self.keys.take(rows, axis=0)
+        return Events(keys, self.times.take(rows), self.masks.take(rows), values)
 
 
 @dataclass(slots=True)
@@ -257,8 +258,8 @@ def bucket_columns(
     return Columns(pool.data[: pool.size], begins, stops, asked.order)
 
 
-def sorted_order(ids: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Order by id and time; equal ones keep their order.
+def sorted_events(ids: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Order by id and time, and both in this order; equal ones keep their order.
 
     Raises
     ------
@@ -266,7 +267,7 @@ def sorted_order(ids: np.ndarray, times: np.ndarray) -> np.ndarray:
         Times lie too far apart.
     """
     if not len(ids):
-        return np.empty(0, np.int64)
+        return np.empty(0, np.int64), ids, times
     first = int(times.min())
     time_bits = (int(times.max()) - first).bit_length()
     bits = time_bits + int(ids.max()).bit_length()
@@ -274,8 +275,12 @@ def sorted_order(ids: np.ndarray, times: np.ndarray) -> np.ndarray:
         raise DataError("time stamps of events and impressions lie too far apart")
     packed = ids.astype(np.uint64) << np.uint64(time_bits) | (times - first).astype(np.uint64)
     order, spare = np.empty((2, len(ids)), np.int64)
-    radix_order(packed, bits, np.empty_like(packed), order, spare)
-    return order
+    other = np.empty_like(packed)
+    passes = radix_order(packed, bits, other, order, spare)
+    # Both are in the keys that are sorted now: that is nearer than where they came from.
+    keys = other if passes % 2 else packed
+    ids = (keys >> np.uint64(time_bits)).view(np.int64)
+    return order, ids, (keys & np.uint64((1 << time_bits) - 1)).view(np.int64) + first
 
 
 def _mixed(keys: np.ndarray, at: Sequence[int]) -> np.ndarray:
@@ -306,24 +311,28 @@ class _Asked:
         self._all = impressions
         self._zone = zone
         self.times = impressions.times
-        first, self.order = self._number([0], np.arange(len(self.times)))
-        self.times = impressions.times[self.order]
+        first, self.order, self.times = self._number([0], None)
         self._keys: dict[tuple[int, ...], _Key] = {(0,): first}
         self._bounds: dict[tuple[Span, int], tuple[np.ndarray, np.ndarray]] = {}
 
     def key(self, at: Sequence[int]) -> _Key:
         if tuple(at) not in self._keys:
-            key, order = self._number(at, self.order)
+            key, order, _ = self._number(at, self.order)
             self._keys[tuple(at)] = replace(key, order=order)
         return self._keys[tuple(at)]
 
-    def _number(self, at: Sequence[int], rows: np.ndarray) -> tuple[_Key, np.ndarray]:
-        hashes = _mixed(self._all.keys[rows], at)
+    def _number(
+        self, at: Sequence[int], rows: np.ndarray | None
+    ) -> tuple[_Key, np.ndarray, np.ndarray]:
+        """A key, the order of ``rows`` by it and time, and the times in this order."""
+        hashes = _mixed(self._all.keys, at)
+        if rows is not None:
+            hashes = hashes.take(rows)
         index = index_new(index_capacity(max(len(hashes), 1)))
         ids, new = np.empty((2, len(hashes)), np.int64)
         count, _ = index_insert(index, hashes, 0, ids, new)
-        order = sorted_order(ids, self.times)
-        return _Key(None, ids[order], index, count), order
+        order, ids, times = sorted_events(ids, self.times)
+        return _Key(None, ids, index, count), order, times
 
     @cached_property
     def days(self) -> np.ndarray:
@@ -367,12 +376,12 @@ class _Past:
         self._events = events
         ids = np.empty(len(events.times), np.int64)
         index_find(key.index, _mixed(events.keys, at), ids)
-        there = np.flatnonzero(ids >= 0)
-        ids = ids[there]
-        times = events.times[there]
-        order = sorted_order(ids, times)
-        self._chosen, self._ids, self._times = there[order], ids[order], times[order]
-        self._masks = events.masks[self._chosen]
+        times, there = events.times, np.flatnonzero(ids >= 0)
+        if len(there) < len(ids):
+            ids, times = ids.take(there), times.take(there)
+        order, self._ids, self._times = sorted_events(ids, times)
+        self._chosen = there.take(order) if len(there) < len(events.times) else order
+        self._masks = events.masks.take(self._chosen)
         self._streams: dict[Filter, _Stream] = {}
 
     def stream(self, which: Filter) -> _Stream:
@@ -388,7 +397,7 @@ class _Past:
 
     def values(self, stream: _Stream, column: str) -> np.ndarray:
         if column not in stream.values:
-            values = self._events.values[stream.chosen, self._names.index(column)]
+            values = self._events.values[self._names.index(column)].take(stream.chosen)
             sort_ties(stream.ids, stream.times, values)
             stream.values[column] = values
         return stream.values[column]
@@ -434,7 +443,8 @@ class _Work:
             assert window.of is not None
             values = self._past.values(stream, window.of)
             if window.take == "last":
-                self._last(low, high, values, begins, stops)
+                texts, latest = self._room.texts, np.empty(len(values) + 1, np.int64)
+                last_texts(low, high, values, texts.starts, texts.ends, latest, begins, stops)
             else:
                 self._lists(window, low, high, values, begins, stops)
 
@@ -448,18 +458,6 @@ class _Work:
             ranges(self._key.ids, since, until, stream.starts, stream.times, low, high)
             stream.ranges[span] = low, high
         return stream.ranges[span]
-
-    def _last(
-        self,
-        low: np.ndarray,
-        high: np.ndarray,
-        values: np.ndarray,
-        begins: np.ndarray,
-        stops: np.ndarray,
-    ) -> None:
-        """The last value that is not empty."""
-        texts, latest = self._room.texts, np.empty(len(values) + 1, np.int64)
-        last_texts(low, high, values, texts.starts, texts.ends, latest, begins, stops)
 
     def _lists(
         self,

@@ -1,4 +1,4 @@
-"""Processes of this machine that do parts of the features stage, and what a stage uses."""
+"""Threads or processes that do parts of the features stage, and what a stage uses."""
 
 from __future__ import annotations
 
@@ -7,51 +7,58 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from ctrps.data.cluster import Cluster
-from ctrps.data.parts import Part, PartDone, peak_bytes
+from ctrps.data.memory import peak_bytes
+from ctrps.data.parts import PartDone
 
-MIN_BYTES_PER_PROCESS = 32 << 20
-"""Sample text that is worth a process, which takes a second or two to start."""
-
-Each = Callable[[Callable[[Part], PartDone], Sequence[Part]], Iterator[PartDone]]
+Each = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
+"""A ``map`` over items, such as parts."""
 
 
 @contextmanager
-def each_of(parts: Sequence[Part], processes: int | None) -> Iterator[Each]:
-    """A ``map`` over parts, in several processes where that saves time; this one is among them."""
-    size = sum(part.sample.stat().st_size for part in parts)
-    most = min(os.cpu_count() or 1, size // MIN_BYTES_PER_PROCESS)
-    number = min(processes or max(most, 1), len(parts))
-    if number <= 1:
+def each_of(workers: int, threads: bool) -> Iterator[Each]:
+    """A ``map`` by several threads, or by several processes with this one among them.
+
+    Threads need not be started with libraries and kernels of their own; but functions of the
+    user, which are Python, run one at a time in them.
+    """
+    if workers <= 1:
         yield map
         return
-    # Not fork: a process that has threads, as numerical libraries do, may hang in it.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(number - 1, context, _end_with_parent) as pool:
+    pool: ThreadPoolExecutor | ProcessPoolExecutor
+    if threads:
+        pool = ThreadPoolExecutor(workers)
+        each: Each = pool.map
+    else:
+        # Not fork: a process that has threads, as numerical libraries do, may hang in it.
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(workers - 1, context, _end_with_parent)
+        each = partial(_shared, pool)
+    with pool:
         try:
-            yield partial(_shared, pool)
+            yield each
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
 
 
 def _shared(
-    pool: ProcessPoolExecutor, function: Callable[[Part], PartDone], parts: Sequence[Part]
-) -> Iterator[PartDone]:
-    """As ``map``; this process takes parts from the end, instead of waiting for those in front."""
-    asked = [pool.submit(function, part) for part in parts]
-    here: dict[int, PartDone] = {}
-    last = len(parts)
+    pool: ProcessPoolExecutor, function: Callable[[Any], Any], items: Sequence[Any]
+) -> Iterator[Any]:
+    """As ``map``; this process takes items from the end, instead of waiting for those in front."""
+    asked = [pool.submit(function, item) for item in items]
+    here: dict[int, Any] = {}
+    last = len(items)
     for number, one in enumerate(asked):
         while not one.done() and last > number:
             last -= 1
             if asked[last].cancel():
-                here[last] = function(parts[last])
+                here[last] = function(items[last])
         yield here.pop(number) if number in here else one.result()
 
 

@@ -83,20 +83,6 @@ def take_numbers(numbers, local, out):
 
 
 @njit(cache=True, nogil=True)
-def count_numbers(local, counts_out):
-    """Count how often each number occurs.
-
-    Parameters
-    ----------
-    local : int32[nnz], read
-        Numbers below n.
-    counts_out : int64[n], all zero on entry, written
-    """
-    for i in range(local.shape[0]):
-        counts_out[np.uint32(local[i])] += 1
-
-
-@njit(cache=True, nogil=True)
 def drop_numbers(index, counts, numbers, out):
     """Take keys out of rows, and number the others anew; a slot that loses all of them is empty.
 

@@ -37,12 +37,17 @@ def radix_order(keys, bits, other, order, spare):
     Parameters
     ----------
     keys : uint64[n], read and written
-        Below ``2 ** bits``. Left sorted, here or in ``other``.
+        Below ``2 ** bits``. Left sorted here, or in ``other`` after an odd number of passes.
     bits : int, 0..64
     other : uint64[n], written
     order : int64[n], written
         Key ``order[i]`` comes at place i.
     spare : int64[n], written
+
+    Returns
+    -------
+    int
+        Passes.
     """
     n = keys.shape[0]
     for i in range(n):
@@ -50,7 +55,9 @@ def radix_order(keys, bits, other, order, spare):
     counts = np.empty((1 << DIGIT) + 1, np.int64)
     mask = np.uint64((1 << DIGIT) - 1)
     here, there, at, to = keys, other, order, spare
+    passes = 0
     for shift in range(0, bits, DIGIT):
+        passes += 1
         low = np.uint64(shift)
         counts[:] = 0
         for i in range(n):
@@ -64,9 +71,10 @@ def radix_order(keys, bits, other, order, spare):
             there[place] = here[i]
             to[place] = at[i]
         here, there, at, to = there, here, to, at
-    if bits > 0 and ((bits - 1) // DIGIT) % 2 == 0:
+    if passes % 2:
         for i in range(n):
             order[i] = spare[i]
+    return passes
 
 
 @njit(cache=True, nogil=True)

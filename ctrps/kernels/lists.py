@@ -15,7 +15,7 @@ COMMA = np.uint8(ord(","))
 _FEW = 256
 """Counts below this are sorted by counting."""
 
-_STEPS = 8
+_STEPS = 32
 """New ranks that are put in their places one by one."""
 
 _LOW = np.int64((1 << 32) - 1)

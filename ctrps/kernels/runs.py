@@ -15,20 +15,21 @@ TAB = np.uint8(9)
 AHEAD = 8
 """Rows between asking for the text of a row and copying it."""
 
+BLOCK = 16
+"""Rows whose fields are fetched together."""
+
 LINE = 64
 """Bytes of a line of the processor's cache."""
 
 
 @njit(cache=True, nogil=True)
-def run_changes(begins, stops, closes, lasting, first, before, changed, sizes):
+def run_changes(begins, stops, closes, first, before, changed, sizes):
     """Which runs of rows are other fields than those of an earlier row.
 
     Parameters
     ----------
     begins, stops, closes, first
         As in ``rows_text``.
-    lasting : bool[runs], read
-        Whether it is worth a look; the others are taken to have changed.
     before : int64[n], read
         The row, counted from ``first``, that each row is compared with; -1: none.
     changed : bool[runs, n], written
@@ -36,29 +37,37 @@ def run_changes(begins, stops, closes, lasting, first, before, changed, sizes):
         Bytes of the runs of each row that have changed.
     """
     n = before.shape[0]
+    in_turn = True
+    for i in range(n):
+        in_turn &= before[i] == i - 1
     sizes[:] = 0
     size = np.empty(n, np.int64)
     start = 0
-    for run in range(lasting.shape[0]):
+    for run in range(changed.shape[0]):
         size[:] = 0
+        marks = changed[run]
         for i in range(n):
-            changed[run, i] = not lasting[run] or before[i] < 0
+            marks[i] = before[i] < 0
         inside = True
         c = start
         while inside:
             # Slices, so that no place in the loops may be negative: that spares checks.
             begin, stop = begins[c, first : first + n], stops[c, first : first + n]
-            for i in range(n):
-                size[i] += np.int64(stop[i]) - np.int64(begin[i]) + 1
-            if lasting[run]:
+            if in_turn:
+                mark, a, b, to_a, to_b = marks[1:], begin[1:], begin[:-1], stop[1:], stop[:-1]
+                for i in range(mark.shape[0]):
+                    mark[i] |= (a[i] != b[i]) | (to_a[i] != to_b[i])
+            else:
                 for i in range(n):
                     other = max(before[i], 0)
-                    changed[run, i] |= begin[i] != begin[other] or stop[i] != stop[other]
+                    marks[i] |= begin[i] != begin[other] or stop[i] != stop[other]
+            for i in range(n):
+                size[i] += np.int64(stop[i]) - np.int64(begin[i]) + 1
             inside = not closes[c]
             c += 1
         start = c
         for i in range(n):
-            sizes[i] += size[i] * np.int64(changed[run, i])
+            sizes[i] += size[i] * np.int64(marks[i])
 
 
 @njit(cache=True, nogil=True)
@@ -88,8 +97,17 @@ def rows_text(
     """
     source, target = address(pool), address(out)
     source_end, target_end = source + pool.shape[0], target + out.shape[0]
+    columns = closes.shape[0]
+    fields = np.empty((BLOCK, columns, 2), np.uint32)
     for i in range(places.shape[0]):
-        row = first + i
+        row = i % BLOCK
+        if row == 0:
+            # Columns lie far apart: of each, the fields of some rows are taken at once.
+            count = min(BLOCK, places.shape[0] - i)
+            for c in range(columns):
+                for k in range(count):
+                    fields[k, c, 0] = begins[c, first + i + k]
+                    fields[k, c, 1] = stops[c, first + i + k]
         at = places[i]
         c = 0
         for run in range(changed.shape[0]):
@@ -103,8 +121,8 @@ def rows_text(
             run_starts[i, run] = at
             inside = True
             while inside:
-                begin = np.int64(begins[c, row])
-                size = np.int64(stops[c, row]) - begin
+                begin = np.int64(fields[row, c, 0])
+                size = np.int64(fields[row, c, 1]) - begin
                 copy_text(source + begin, source_end, target + at, target_end, size)
                 at += size
                 out[at] = TAB

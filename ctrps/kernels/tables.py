@@ -7,10 +7,10 @@ A column is a buffer and, per row, where its field starts and ends. Splitting ro
 import numpy as np
 from numba import njit
 
-from ctrps.kernels.bits import trailing_zeros
+from ctrps.kernels.bits import digits_before, eight_bytes, number_before, trailing_zeros
 from ctrps.kernels.copying import copy_text
 from ctrps.kernels.keys import mix
-from ctrps.kernels.vectors import address, prefetch
+from ctrps.kernels.vectors import address, prefetch, whole
 from ctrps.kernels.words import equal_bytes, hash_field
 
 _MINUS, _ZERO, _NINE = (np.uint8(ord(c)) for c in "-09")
@@ -20,6 +20,8 @@ _U1 = np.uint64(1)
 
 AHEAD = 8
 """Lines between asking for what a line needs and using it."""
+
+_TENS = np.array([10**e for e in range(9)], np.int64)
 
 MAX_TIME = 1 << 40
 """Seconds that a time stamp may be from 1970: some 35,000 years."""
@@ -133,6 +135,16 @@ def parse_times(data, starts, ends, out, good):
     """
     for i in range(starts.shape[0]):
         at = starts[i]
+        rest = ends[i] - at - 8
+        if 0 < rest <= 8 and at + 16 <= data.shape[0]:
+            # Ten digits, as they mostly are, in two words.
+            first, second = eight_bytes(data, at), eight_bytes(data, at + 8)
+            if digits_before(first) == 8 and digits_before(second) >= np.uint64(rest):
+                value = np.int64(number_before(first, np.uint64(8))) * _TENS[rest]
+                value += np.int64(number_before(second, np.uint64(rest)))
+                good[i] = value <= MAX_TIME
+                out[i] = value if good[i] else 0
+                continue
         negative = at < ends[i] and data[at] == _MINUS
         if negative:
             at += 1
@@ -165,92 +177,124 @@ def copy_fields(data, starts, ends, out, at):
 
 
 @njit(cache=True, nogil=True)
-def lines_size(held, starts, ends, own_starts, own_ends, bases, widths, rows, columns, order, out):
+def strips_text(data, starts, ends, first, count, out, begins):
+    """Write strips of a table: some adjacent columns of each row, with a tab behind each field.
+
+    Parameters
+    ----------
+    data : uint8[size], read
+    starts, ends : int64[n, columns], read
+        Field j of row i is ``data[starts[i, j]:ends[i, j]]``.
+    first, count : int
+        The columns.
+    out : uint8[room], written
+        Room for all strips, and for one more of empty fields.
+    begins : int64[n + 2], written
+        Strip i is ``out[begins[i]:begins[i + 1]]``; the last one is that of empty fields.
+    """
+    source, target = address(data), address(out)
+    source_end, target_end = source + data.shape[0], target + out.shape[0]
+    n = starts.shape[0]
+    at = np.int64(0)
+    for i in range(n + 1):
+        begins[i] = at
+        for j in range(first, first + count):
+            if i < n:
+                size = ends[i, j] - starts[i, j]
+                copy_text(source + starts[i, j], source_end, target + at, target_end, size)
+                at += size
+            out[at] = TAB
+            at += 1
+    begins[n + 1] = at
+
+
+@njit(cache=True, nogil=True)
+def lines_size(strips, rows, starts, ends, order, out):
     """Bytes of the lines that ``lines_text`` writes.
 
     Parameters
     ----------
-    held, starts, ends, own_starts, own_ends, bases, widths, rows, columns, order
+    strips, rows, starts, ends, order
         As in ``lines_text``.
     out : int64[n], written
     """
     for place in range(order.shape[0]):
         if place + AHEAD < order.shape[0]:
-            for table in range(held):
-                row = max(rows[table, order[place + AHEAD]], 0)
-                at = (bases[table] + row * widths[table]) * 8
-                prefetch(address(starts) + at)
-                prefetch(address(ends) + at)
-        size = columns.shape[0]
-        for c in range(columns.shape[0]):
-            table = columns[c, 0]
-            row = rows[table, order[place]]
-            at = bases[table] + row * widths[table] + columns[c, 1]
-            if row >= 0 and table < held:
-                size += ends[at] - starts[at]
-            elif row >= 0:
-                size += own_ends[at] - own_starts[at]
+            for s in range(strips.shape[0]):
+                if strips[s, 1]:
+                    row = max(rows[strips[s, 0], order[place + AHEAD]], 0)
+                    prefetch(strips[s, 2] + row * 8)
+        size = np.int64(0)
+        for s in range(strips.shape[0]):
+            row = rows[strips[s, 0], order[place]]
+            if strips[s, 1]:
+                row = row if row >= 0 else strips[s, 3]
+                size += whole(strips[s, 2], row + 1) - whole(strips[s, 2], row)
+            else:
+                for c in range(strips[s, 2], strips[s, 2] + strips[s, 3]):
+                    size += np.int64(ends[row, c]) - np.int64(starts[row, c]) + 1
         out[place] = size
 
 
 @njit(cache=True, nogil=True)
-def lines_text(
-    held,
-    data,
-    starts,
-    ends,
-    own_data,
-    own_starts,
-    own_ends,
-    bases,
-    widths,
-    rows,
-    columns,
-    order,
-    out,
-):
-    """Write lines of columns of several tables, with tabs between them.
+def lines_text(strips, rows, data, starts, ends, order, out):
+    """Write lines of strips of several tables, with tabs between all fields.
 
     Parameters
     ----------
-    held : int
-        How many of the tables lie in ``data``; the others lie in ``own_data``.
-    data, own_data : uint8[size], read
-    starts, ends, own_starts, own_ends : int64[fields], read
-        Borders of fields: number ``bases[t] + row * widths[t] + column`` is that of table t.
-    bases, widths : int64[tables], read
+    strips : int64[strips, 4], read
+        What a line is made of: the table, the address of the text of ``strips_text`` and that of
+        its ``begins``, and the row of it that is empty. Or, of the table that is read: the table,
+        0, the first column, and the number of columns.
     rows : int64[tables, lines], read
         Row of each table that each line has; -1: none, its fields are empty.
-    columns : int64[columns, 2], read
-        Table and column of each field of a line.
+    data : uint8[size], read
+    starts, ends : int32[n, columns], read
+        Field j of row i of the table that is read is ``data[starts[i, j]:ends[i, j]]``.
     order : int64[n], read
         Lines to write.
     out : uint8[room], written
-        Room for ``lines_size`` bytes of each line.
+        Room for ``lines_size`` bytes of each line, and ``WRITTEN_OVER`` more.
     """
-    held_at, own_at, target = address(data), address(own_data), address(out)
-    held_end, own_end = held_at + data.shape[0], own_at + own_data.shape[0]
-    target_end = target + out.shape[0]
+    source, target = address(data), address(out)
+    source_end, target_end = source + data.shape[0], target + out.shape[0]
     to = np.int64(0)
     for place in range(order.shape[0]):
         if place + AHEAD < order.shape[0]:
-            for table in range(held):
-                row = max(rows[table, order[place + AHEAD]], 0)
-                prefetch(held_at + starts[bases[table] + row * widths[table]])
-        for c in range(columns.shape[0]):
-            table = columns[c, 0]
-            row = rows[table, order[place]]
-            at = bases[table] + row * widths[table] + columns[c, 1]
-            if row >= 0 and table < held:
-                size = ends[at] - starts[at]
-                copy_text(held_at + starts[at], held_end, target + to, target_end, size)
+            for s in range(strips.shape[0]):
+                if strips[s, 1]:
+                    row = max(rows[strips[s, 0], order[place + AHEAD]], 0)
+                    prefetch(strips[s, 1] + whole(strips[s, 2], row))
+        for s in range(strips.shape[0]):
+            row = rows[strips[s, 0], order[place]]
+            if strips[s, 1]:
+                none = strips[s, 3]
+                row = row if row >= 0 else none
+                begin = strips[s, 1] + whole(strips[s, 2], row)
+                end = strips[s, 1] + whole(strips[s, 2], none + 1)
+                size = strips[s, 1] + whole(strips[s, 2], row + 1) - begin
+                copy_text(begin, end, target + to, target_end, size)
                 to += size
-            elif row >= 0:
-                size = own_ends[at] - own_starts[at]
-                copy_text(own_at + own_starts[at], own_end, target + to, target_end, size)
-                to += size
-            out[to] = TAB
-            to += 1
+                continue
+            first, last = strips[s, 2], strips[s, 2] + strips[s, 3]
+            together = True
+            for c in range(first + 1, last):
+                together &= starts[row, c] == ends[row, c - 1] + 1
+            if together:
+                begin = np.int64(starts[row, first])
+                size = np.int64(ends[row, last - 1]) - begin
+                copy_text(source + begin, source_end, target + to, target_end, size)
+                for c in range(first, last):
+                    out[to + np.int64(ends[row, c]) - begin] = TAB
+                to += size + 1
+            else:
+                for c in range(first, last):
+                    begin = np.int64(starts[row, c])
+                    size = np.int64(ends[row, c]) - begin
+                    copy_text(source + begin, source_end, target + to, target_end, size)
+                    to += size
+                    out[to] = TAB
+                    to += 1
         out[to - 1] = NEWLINE
 
 
