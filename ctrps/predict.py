@@ -1,21 +1,19 @@
-"""Rows in files -> the scores of a model, and how good they are.
+"""Rows in files -> the scores of a model.
 
 Scores are computed by the kernels that training computes with, from the same rows of the same
 table, so they are equal in bits to those of training's own evaluation. A key that the model does
 not hold counts as zero, and nothing here ever makes one.
 
-Not here: where results are shown, and what a pipe that closes early means (``ctrps.cli``).
+Not here: how good scores are (``evaluation``), and the files that hold them (``scorefiles``).
 """
 
 from __future__ import annotations
 
-import codecs
-import csv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -25,15 +23,15 @@ from ctrps.data.columns import no_column
 from ctrps.data.detect import is_shard
 from ctrps.data.features import parse_spec
 from ctrps.data.formats import RowSource, fits, open_rows
-from ctrps.data.keyed import is_keyed, write_parquet
+from ctrps.data.kept import Kept, kept_slot, kept_texts
+from ctrps.data.keyed import is_keyed
 from ctrps.data.reading import NO_COLUMN, PAIRS, TABLES, UNTOLD, TextSettings
 from ctrps.data.rows import Ids, Schema
 from ctrps.data.samplefile import FORMAT, open_samples
 from ctrps.data.shards import Block, Keep, KeyNumbers, Shard
 from ctrps.data.streams import STDIN
-from ctrps.data.textout import new_file
 from ctrps.errors import DataError
-from ctrps.kernels import losses, metrics
+from ctrps.kernels import losses
 from ctrps.loaded import LoadedModel
 from ctrps.sections import INDEXED
 
@@ -53,22 +51,21 @@ class Scores:
         Log-odds.
     labels : float32[rows]
         0 or 1; NaN where there is none.
+    kept : tuple of Kept
+        The columns that were asked for.
     """
 
     ids: list[str] | None
     margins: np.ndarray
     labels: np.ndarray
+    kept: tuple[Kept, ...] = ()
 
     @property
     def probabilities(self) -> np.ndarray:
         """float64[rows]."""
-        return _probabilities(self.margins)
-
-
-def _probabilities(margins: np.ndarray) -> np.ndarray:
-    out = np.empty(len(margins), np.float64)
-    losses.sigmoid_rows(margins, out)
-    return out
+        out = np.empty(len(self.margins), np.float64)
+        losses.sigmoid_rows(self.margins, out)
+        return out
 
 
 class Predictions:
@@ -92,6 +89,7 @@ class Predictions:
         self._loaded = loaded
         self._labels = asked.labels
         self._format = asked.format
+        self._kept = asked.keep
         self._bad = BadRows(asked.max_bad, setting="max_bad")
         self._with_ids: tuple[bool, str] | None = None
         features, folder = loaded.schema.features, loaded.folder
@@ -121,12 +119,17 @@ class Predictions:
         if form == "auto" and loaded.job.data.format in UNTOLD and not is_shard(path):
             form = loaded.job.data.format
         if self._spec and form in ("auto", "tsv") and not (is_shard(path) or is_keyed(path)):
-            return open_samples(path, self._spec, bad, chunk_bytes, self._labels)
-        how = replace(loaded.text, format=form, labels=labels, slots=slots)
+            return open_samples(path, self._spec, bad, chunk_bytes, self._labels, self._kept)
+        # Parquet reads no column that is left out.
+        ignore = tuple(column for column in loaded.text.ignore if column not in self._kept)
+        how = replace(
+            loaded.text, format=form, labels=labels, slots=slots, keep=self._kept, ignore=ignore
+        )
         name = "standard input" if path == STDIN else str(path)
         source = open_rows(path, how, bad, chunk_bytes, partial(self._columns, name))
         try:
             _check_kind(source, loaded.schema, name)
+            self._check_kept(source)
         except DataError:
             source.close()
             raise
@@ -137,7 +140,8 @@ class Predictions:
         schema, names = self._loaded.schema, tuple(sorted(names))
         if self._spec:
             hint = "give samples as tab-separated text with a header, or shards made of them"
-            raise DataError("the model computes its features of samples", where=name, hint=hint)
+            what = "the model computes its features of samples"
+            raise DataError(what, where=name, hint=hint, id="E-DATA-MODEL")
         if schema.weights == "value":
             raise _other_kind(Schema(names), schema, name)
         needed = (*schema.slots, *schema.dense)
@@ -150,7 +154,7 @@ class Predictions:
             raise no_column(what, how.label, names, name)
         known = {*needed, how.label, how.id}
         others = tuple(column for column in names if column not in known)
-        unasked = [column for column in others if column not in how.ignore]
+        unasked = [column for column in others if column not in (*how.ignore, *self._kept)]
         self._note(name, "left out, not known to the model", unasked)
         self._note(name, "taken for missing, not in the first row", absent)
         how = replace(
@@ -172,10 +176,10 @@ class Predictions:
         for path in paths:
             rows = self.rows
             with self._open(path, self._bad) as source:
-                for block in _blocks(source, self._keep(source)):
+                for block, kept in _blocks(source, self._keep(source)):
                     self._check_ids(block, source.name)
                     self._mind_zero(block, source)
-                    for scores in self._score(block):
+                    for scores in self._score(block, kept or self._kept_of(block, source)):
                         self._check_labels(scores.labels, source, self.rows - rows)
                         self.rows += len(scores.margins)
                         yield scores
@@ -187,19 +191,52 @@ class Predictions:
             return None
         return lambda keys: self._loaded.partitions.tables[0].find(keys) != 0
 
-    def _score(self, block: Block) -> Iterator[Scores]:
+    def _check_kept(self, source: RowSource) -> None:
+        """Columns of tables are kept by their readers; other rows have slots, and ids."""
+        if source.format in TABLES and source.file is not None:
+            return
+        slots = [slot for slot in source.schema.slots if slot.strip()]
+        for name in self._kept:
+            if not slots and source.format in INDEXED:
+                hint = "they are in csv, tsv, JSON lines, Parquet, and samples"
+                what = f"no column {name!r}: {source.format} rows have no columns"
+                raise DataError(what, where=source.name, hint=hint, id="E-DATA-COLUMN")
+            if name not in (*slots, *self._id_names):
+                what = f"no column {name!r}: a file of this kind has slots, and maybe ids"
+                raise no_column(what, name, (*slots, self._id_names[0]), source.name)
+
+    @property
+    def _id_names(self) -> tuple[str, ...]:
+        """What ids of rows may be called."""
+        return tuple(filter(None, ("id", self._loaded.text.id)))
+
+    def _kept_of(self, block: Block, source: RowSource) -> tuple[Kept, ...]:
+        """The columns to keep of rows that have no texts but ids."""
+        kept, slots = [], source.schema.slots
+        for name in self._kept:
+            if name in slots:
+                kept.append(kept_slot(block, slots.index(name), source.path.parent))
+            elif block.ids is not None:
+                kept.append(kept_texts(block.ids))
+            else:
+                raise no_column(f"no column {name!r}: no ids", name, slots, source.name)
+        return tuple(kept)
+
+    def _score(self, block: Block, kept: tuple[Kept, ...]) -> Iterator[Scores]:
         loaded = self._loaded
         batches = BlockBatches(block, loaded.schema, loaded.model.partition_bits)
         ids = None if block.ids is None else texts(block.ids)
         for first in range(0, block.rows, ROWS):
-            batch = batches.minibatch(np.arange(first, min(first + ROWS, block.rows)))
+            last = min(first + ROWS, block.rows)
+            batch = batches.minibatch(np.arange(first, last))
             self.occurrences += len(batch.index)
             self.unknown += loaded.unknown(batch)
             labels = batch.labels
             if self._labels == "none":
                 labels = np.full(batch.rows, np.nan, np.float32)
-            part = None if ids is None else ids[first : first + ROWS]
-            yield Scores(part, loaded.margins(batch), labels)
+            part = None if ids is None else ids[first:last]
+            columns = tuple(column.part(first, last) for column in kept)
+            yield Scores(part, loaded.margins(batch), labels, columns)
 
     def _check_ids(self, block: Block, name: str) -> None:
         with_ids = block.ids is not None
@@ -229,7 +266,8 @@ class Predictions:
         row = before + int(none.argmax()) + 1
         if self._labels == "required":
             what = f"labels are needed: row {row} has none"
-            raise DataError(what, where=source.name, hint="give the data that they belong to")
+            hint = "give the data that they belong to"
+            raise DataError(what, where=source.name, hint=hint, id="E-DATA-LABEL")
         if source.format in ("libsvm", "libffm"):
             hint = "add it, or say that no row of these files has one (labels: none)"
             raise DataError(f"row {row} has no label", where=source.name, hint=hint)
@@ -242,6 +280,7 @@ def predict(
     labels: str = "optional",
     max_bad: float = 0.0,
     format: str = "auto",
+    keep: Sequence[str] = (),
 ) -> Predictions:
     """Score the rows of files of any format in their order.
 
@@ -262,6 +301,9 @@ def predict(
         of them rows and scores no longer stand side by side.
     format
         One of ``ctrps.data.reading.FORMATS``.
+    keep
+        Distinct columns whose values come with the scores; of shards and other rows of keys,
+        their slots, and ``id``.
 
     Returns
     -------
@@ -272,20 +314,33 @@ def predict(
     DataError
         At once for files and columns, later for rows, and at the end for too many bad ones.
     """
-    return Predictions(loaded, paths, TextSettings(format=format, labels=labels, max_bad=max_bad))
+    how = TextSettings(format=format, labels=labels, max_bad=max_bad, keep=tuple(keep))
+    return Predictions(loaded, paths, how)
 
 
-def _blocks(source: RowSource, keep: Keep | None) -> Iterator[Block]:
-    """Rows of a file as blocks, in order; nothing is kept on disk."""
+def blocks(
+    loaded: LoadedModel, paths: Sequence[Path], *, labels: str = "optional", format: str = "auto"
+) -> Iterator[tuple[Block, Schema]]:
+    """The rows that ``predict`` scores, as blocks, with the names of their slots; same errors."""
+    asked = Predictions(loaded, paths, TextSettings(format=format, labels=labels))
+    for path in paths:
+        with asked._open(path, asked._bad) as source:
+            for block, _ in _blocks(source, asked._keep(source)):
+                yield block, source.schema
+
+
+def _blocks(source: RowSource, keep: Keep | None) -> Iterator[tuple[Block, tuple[Kept, ...]]]:
+    """Rows of a file as blocks, in order, with their texts; nothing is kept on disk."""
     if source.format == "shard":
-        yield from Shard(source.path).blocks()
+        yield from ((block, ()) for block in Shard(source.path).blocks())
         return
     numbers = KeyNumbers()
     for rows in source.rows:
         starts = rows.starts()
         for first in range(0, rows.rows, ROWS):
             part = rows.part(first, min(first + ROWS, rows.rows), starts)
-            yield Block.from_rows(part, source.schema, numbers, keep)
+            block = Block.from_rows(part, source.schema, numbers, keep)
+            yield block, tuple(map(kept_texts, part.kept))
 
 
 def texts(ids: Ids) -> list[str]:
@@ -314,7 +369,8 @@ def _check_kind(source: RowSource, wanted: Schema, name: str) -> None:
 
 def _other_kind(found: Schema, wanted: Schema, name: str) -> DataError:
     what = f"it has {_shown(found)}, the model was trained on {_shown(wanted)}"
-    return DataError(what, where=name, hint="give rows made as those of training were")
+    hint = "give rows made as those of training were"
+    return DataError(what, where=name, hint=hint, id="E-DATA-MODEL")
 
 
 def _shown(schema: Schema) -> str:
@@ -324,173 +380,3 @@ def _shown(schema: Schema) -> str:
     some = f" ({', '.join(names[:8])}{', …' if len(names) > 8 else ''})" if names else ""
     kind = "fields or namespaces with values" if schema.weights == "value" else "columns"
     return f"{len(names) or 'other'} {kind}{some}"
-
-
-def write_scores(scores: Iterable[Scores], out: IO[str] | Path) -> int:
-    """Write scores to a stream or file: Parquet if its name ends so, otherwise csv."""
-    if not isinstance(out, Path) or out.suffix != ".parquet":
-        return write_csv(scores, out)
-    return write_parquet(((part.ids, part.probabilities) for part in scores), out)
-
-
-def write_csv(scores: Iterable[Scores], out: IO[str] | Path) -> int:
-    """Write a header and one line per row: ``id,score`` where rows have ids, else ``score``.
-
-    A score is the probability as the shortest text that reads back to the same float64.
-
-    Parameters
-    ----------
-    scores
-    out
-        A stream, whose errors are the caller's; or a path, which takes its new content whole or
-        keeps the old one.
-
-    Returns
-    -------
-    int
-        Rows written.
-
-    Raises
-    ------
-    DataError
-        When ``out`` is a path and cannot be written, for lack of room, say.
-    """
-    if not isinstance(out, Path):
-        return _write(scores, out)
-    with new_file(out) as file:
-        return _write(scores, codecs.getwriter("utf-8")(file, "surrogateescape"))
-
-
-def _write(scores: Iterable[Scores], file: IO[str] | codecs.StreamWriter) -> int:
-    writer = csv.writer(file, lineterminator="\n")
-    rows = 0
-    header: list[str] | None = None
-    for part in scores:
-        if header is None:
-            header = ["score"] if part.ids is None else ["id", "score"]
-            writer.writerow(header)
-        columns = [part.probabilities.tolist()]
-        writer.writerows(zip(*([part.ids] if part.ids is not None else []), *columns, strict=True))
-        rows += len(part.margins)
-    if header is None:
-        writer.writerow(["score"])
-    return rows
-
-
-def evaluate(
-    loaded: LoadedModel, paths: Sequence[Path], *, max_bad: float = 0.0, format: str = "auto"
-) -> dict[str, Any]:
-    """How good the model's scores of labelled rows are; parameters as for ``predict``.
-
-    Returns
-    -------
-    dict
-        ``metrics.report`` over all rows; ``occurrences`` of features in them, how many of those
-        were ``unknown`` to the model and their share; rows ``rejected``; ``notes``.
-
-    Raises
-    ------
-    DataError
-        As ``predict``, and for a row without a label.
-    """
-    scored = predict(loaded, paths, labels="required", max_bad=max_bad, format=format)
-    parts = [(part.margins, part.labels) for part in scored]
-    figures = metrics.report(
-        _probabilities(_joined([margins for margins, _ in parts], np.float32)),
-        _joined([labels for _, labels in parts], np.float32),
-    )
-    return figures | {
-        "occurrences": scored.occurrences,
-        "unknown": scored.unknown,
-        "unknown_share": scored.unknown / scored.occurrences if scored.occurrences else None,
-        "rejected": scored.rejected,
-        "notes": scored.notes,
-    }
-
-
-def _joined(parts: list[np.ndarray], dtype: type) -> np.ndarray:
-    return np.concatenate([np.empty(0, dtype), *parts])
-
-
-def evaluate_scores(
-    paths: Sequence[Path], *, group: str | None = None, format: str = "auto"
-) -> dict[str, Any]:
-    """How good scores in files are, whatever made them.
-
-    Parameters
-    ----------
-    paths
-        csv or tsv files with columns ``label`` and ``score`` (a probability), taken together.
-    group
-        Column by which to group rows for the grouped AUC.
-    format
-        ``auto``, ``csv`` or ``tsv``.
-
-    Returns
-    -------
-    dict
-        ``metrics.report`` over all rows; with ``group`` also ``grouped_auc`` (None if no group
-        has both classes), ``groups`` in it and ``groups_skipped`` for having one class only.
-
-    Raises
-    ------
-    DataError
-        For what cannot be read, a missing column, and a score that is no probability.
-    """
-    parts = [part for path in paths for part in _score_rows(Path(path), group, format)]
-    scores = _joined([score for score, *_ in parts], np.float64)
-    labels = _joined([label for _, label, _ in parts], np.float32)
-    figures: dict[str, Any] = metrics.report(scores, labels)
-    if group is not None:
-        groups = _joined([key for *_, key in parts], np.uint64)
-        grouped, used, skipped = metrics.grouped_auc(groups, scores, labels)
-        figures["grouped_auc"] = None if np.isnan(grouped) else float(grouped)
-        figures |= {"groups": int(used), "groups_skipped": int(skipped)}
-    return figures
-
-
-def _score_rows(
-    path: Path, group: str | None, form: str
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Scores float64, labels float32 and keys of the group uint64 of a file's rows."""
-    how, before = TextSettings(format=form, id="score"), 0
-    with open_rows(
-        path, how, BadRows(), fit=lambda *found: _score_columns(path, group, *found)
-    ) as s:
-        if s.format not in TABLES:
-            what = f"it is a {s.format} file, and has no column 'score'"
-            raise DataError(what, where=str(path), hint="give csv or tsv with a header, or a model")
-        for rows in s.rows:
-            if rows.ids is not None:
-                yield _numbers(texts(rows.ids), path, before), rows.labels, rows.keys
-                before += rows.rows
-
-
-def _score_columns(
-    path: Path, group: str | None, how: TextSettings, names: tuple[str, ...]
-) -> TextSettings:
-    """How to read scores: as texts, for the readers' numbers are float32 and would tie them."""
-    needed = ("label", "score", *([group] if group else []))
-    for name in needed:
-        if name not in names:
-            raise no_column(f"no column {name!r}", name, sorted(names), str(path))
-    return replace(how, ignore=tuple(name for name in names if name not in needed))
-
-
-def _numbers(found: list[str], path: Path, before: int) -> np.ndarray:
-    """Probabilities float64[n] of their texts; ``before`` rows of the file come before them."""
-    numbers = np.array([_number(text) for text in found], np.float64)
-    # Not by their complement: a NaN is wrong as well.
-    wrong = ~((numbers >= 0) & (numbers <= 1))
-    if wrong.any():
-        row = int(wrong.argmax())
-        what = f"row {before + row + 1}: a score is a probability, 0 to 1, found {found[row]!r}"
-        raise DataError(what, where=str(path))
-    return numbers
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return float("nan")

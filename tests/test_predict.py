@@ -17,8 +17,10 @@ from ctrps.data.badrows import BadRows
 from ctrps.data.formats import TextSettings, open_rows
 from ctrps.data.shards import Block, ShardWriter, joined
 from ctrps.errors import CheckpointError, DataError
-from ctrps.predict import LoadedModel, evaluate, evaluate_scores, predict, write_csv
+from ctrps.evaluation import evaluate, evaluate_scores
+from ctrps.predict import LoadedModel, predict
 from ctrps.ps.partition import PartitionSet, contribute
+from ctrps.scorefiles import write_scores
 from tests.batching import minibatch
 
 CASES = Path(__file__).parent / "fixtures" / "cases"
@@ -92,7 +94,7 @@ def write(path, text):
 
 def score(loaded, *paths, **how):
     out = io.StringIO()
-    write_csv(predict(loaded, paths, **how), out)
+    write_scores(predict(loaded, paths, **how), out)
     return out.getvalue()
 
 
@@ -340,7 +342,7 @@ def test_ids_that_need_quotes_or_are_no_utf8_come_back(with_ids, tmp_path):
     loaded, *_ = with_ids
     path = tmp_path / "a.csv"
     path.write_bytes(b'row,user,x\n"a,""b",u,1\n\xff\xe9,u,1\n')
-    write_csv(predict(loaded, [path]), tmp_path / "out.csv")
+    write_scores(predict(loaded, [path]), tmp_path / "out.csv")
     first, second = (tmp_path / "out.csv").read_bytes().splitlines()[1:]
     assert first.startswith(b'"a,""b",0.')
     assert second.startswith(b"\xff\xe9,0.")
@@ -373,6 +375,21 @@ def test_files_without_rows_have_no_scores(named, paired, tmp_path):
     assert figures["rows"] == 0 and figures["auc"] is None and figures["unknown_share"] is None
 
 
+def test_columns_are_kept_beside_rows_that_can_be_read(named, tmp_path):
+    rows = "".join(f"u{n},{n % 3},{'zero' if n % 5 == 2 else n},note {n}\n" for n in range(9000))
+    path = write(tmp_path / "a.csv", f"user,ad,price,note\n{rows}")
+    found = predict(named[0], [path], max_bad=0.5, keep=["note", "user"])
+    kept = [row for part in found for row in zip(*(c.texts() for c in part.kept), strict=True)]
+    assert kept == [(f"note {n}", f"u{n}") for n in range(9000) if n % 5 != 2]
+    assert found.notes == []
+
+
+def test_rows_of_indices_have_no_columns_to_keep(paired, tmp_path):
+    path = write(tmp_path / "a.libsvm", "1 3:1\n")
+    with pytest.raises(DataError, match=r"a.libsvm: no column 'user': libsvm rows have no columns"):
+        predict(paired, [path], keep=["user"])
+
+
 # Output
 
 
@@ -381,9 +398,9 @@ def test_an_output_file_is_whole_or_as_before(named, tmp_path):
     out = write(tmp_path / "out.csv", "old\n")
     bad = write(tmp_path / "a.csv", "user,ad,price\n1,1,1\n1,1,zero\n")
     with pytest.raises(DataError, match="expected a finite number"):
-        write_csv(predict(loaded, [SEVEN / "train.csv", bad]), out)
+        write_scores(predict(loaded, [SEVEN / "train.csv", bad]), out)
     assert out.read_text() == "old\n"
-    assert write_csv(predict(loaded, [SEVEN / "train.csv"]), out) == 20
+    assert write_scores(predict(loaded, [SEVEN / "train.csv"]), out) == 20
     assert out.read_text() == score(loaded, SEVEN / "train.csv")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "out.csv"]
 
@@ -391,14 +408,14 @@ def test_an_output_file_is_whole_or_as_before(named, tmp_path):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full to write to")
 def test_a_full_disk_is_an_error_and_a_device_stays_one(named):
     with pytest.raises(DataError, match="/dev/full: cannot write it: No space left"):
-        write_csv(predict(named[0], [SEVEN / "train.csv"]), Path("/dev/full"))
+        write_scores(predict(named[0], [SEVEN / "train.csv"]), Path("/dev/full"))
     assert Path("/dev/full").is_char_device()
 
 
 def test_a_path_that_cannot_be_written_is_named(named, tmp_path):
     for path in (tmp_path, tmp_path / "missing" / "out.csv"):
         with pytest.raises(DataError, match=f"{path}: cannot write it"):
-            write_csv(predict(named[0], [SEVEN / "train.csv"]), path)
+            write_scores(predict(named[0], [SEVEN / "train.csv"]), path)
 
 
 def test_a_pipe_that_is_closed_is_no_error_of_data(named, tmp_path):
@@ -411,7 +428,7 @@ def test_a_pipe_that_is_closed_is_no_error_of_data(named, tmp_path):
         os.close(reader)
 
     with pytest.raises(BrokenPipeError):
-        write_csv(scores(), pipe)
+        write_scores(scores(), pipe)
 
 
 # 08 and 09: scores in files

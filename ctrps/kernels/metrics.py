@@ -126,7 +126,11 @@ def auc_undefined(labels: np.ndarray) -> str | None:
     >>> auc_undefined(np.zeros(12034))
     'only negatives in 12,034 rows'
     """
-    clicks, rows = int((labels > 0).sum()), len(labels)
+    return undefined_for(int((labels > 0).sum()), len(labels))
+
+
+def undefined_for(clicks: int, rows: int) -> str | None:
+    """Why so many clicks in so many rows leave AUC without a value, or None if they do not."""
     if rows == 0:
         return "no rows"
     if 0 < clicks < rows:
