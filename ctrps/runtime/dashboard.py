@@ -1,9 +1,10 @@
-"""Progress of a run for a person: one live line on a terminal, plain lines elsewhere.
+"""Progress of a run for a person: one live line on a terminal, plain lines elsewhere; its account.
 
-Figures come as the lines of ``metrics.jsonl``. Nothing is computed here.
+Figures come as the lines of ``metrics.jsonl``, and at the end as the summary.
 """
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -101,6 +102,48 @@ def words(figures: dict[str, Any]) -> str:
         f"pass {figures['pass'] + 1}  {share:.0f} %  step {figures['step']}/{figures['steps']}  "
         f"{figures['rows']:,} rows  {figures['rows_per_s']:,.0f} rows/s{scores}"
     )
+
+
+def account(summary: dict[str, Any]) -> Iterator[str]:
+    """What a run has done and what that took: the lines before those of the test rows.
+
+    Examples
+    --------
+    >>> for line in account({"rows": 9000, "train_s": 2.0, "rows_per_s": 4500.0, "steps": 9,
+    ...     "wall_s": 3.5, "cpu_s": 3.0, "rows_per_cpu_s": 3000.0, "convert_s": 0.5,
+    ...     "wire_bytes_per_row": 120.0, "time": {"worker": {"compute": 0.6, "wait": 0.4}},
+    ...     "phases_s": {"training": 2.0, "evaluating": 0.2, "ended": 0.0},
+    ...     "model": "run/model", "keys": 70, "model_digest": "sha256:00"}):
+    ...     print(line)
+    trained       9,000 rows in 2.0 s (4,500 rows/s), 9 steps; 3.5 s in all
+    cost          3.0 s of processors, 3,000 rows/s per core
+    worker        compute 60 %, wait 40 %; 120 bytes/row
+    time          converting 0.5 s, training 2.0 s, evaluating 0.2 s, other 0.8 s
+    model         run/model (70 keys)
+    digest        sha256:00
+    """
+    yield (
+        f"trained       {summary['rows']:,} rows in {summary['train_s']:.1f} s "
+        f"({summary['rows_per_s']:,.0f} rows/s), {summary['steps']:,} steps; "
+        f"{summary['wall_s']:.1f} s in all"
+    )
+    if "cpu_s" in summary:
+        rate = summary["rows_per_cpu_s"]
+        yield f"cost          {summary['cpu_s']:.1f} s of processors, {rate:,.0f} rows/s per core"
+    for role, spent in summary.get("time", {}).items():
+        parts = ", ".join(f"{name} {100 * share:.0f} %" for name, share in spent.items())
+        wire = f"; {summary['wire_bytes_per_row']:,.0f} bytes/row" if role == "worker" else ""
+        yield f"{role:13} {parts}{wire}"
+    if summary.get("staleness"):
+        from ctrps.ps import late
+
+        yield f"staleness     {late.words(summary)}"
+    phases = {"converting": summary["convert_s"], **summary["phases_s"]}
+    phases["other"] = summary["wall_s"] - sum(phases.values())
+    spent = ", ".join(f"{name} {s:.1f} s" for name, s in phases.items() if s >= 0.05)
+    yield f"time          {spent}"
+    yield f"model         {summary['model']} ({summary['keys']:,} keys)"
+    yield f"digest        {summary['model_digest']}"
 
 
 def _clock() -> str:
