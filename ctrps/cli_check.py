@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
+from ctrps.errors import with_id
 from ctrps.screen import (
     ConfigFile,
     Json,
@@ -24,6 +25,11 @@ check_app = typer.Typer()
 FAILED = 5
 """Exit status of samples that know what happened later."""
 
+LEAKS = "E-LEAKAGE"
+
+WIDE = 200
+"""Characters of a row that are shown; `ctrps head` shows all."""
+
 SHOWN = 20
 """Differences that are shown; ``--json`` has all."""
 
@@ -42,9 +48,10 @@ def check(
     seed: Annotated[int, Option("--seed", metavar="S", help="Seed of their choice.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Look at a job before it runs: settings, files, columns, first rows, rows, steps of a pass.
+    """Look at a job before it runs: settings, files, columns, first rows, steps, sizes, addresses.
 
-    Nothing is written. The first thing that is wrong ends it.
+    Nothing is written. The first thing that is wrong ends it. Rows of text are estimated from its
+    beginning, and distinct keys, with the memory and disk that they take, from the first 20,000.
 
     With --leakage, impressions chosen at random are joined again, and their windows computed again
     by brute force, from the raw tables and strictly earlier events. That is compared with the
@@ -61,12 +68,16 @@ def check(
         found = check_leakage(job, rows, seed, RowsSaid())
         print_json(found.to_dict()) if as_json else _show_leakage(found)
         if found.differences:
-            say(f"error: {len(found.differences):,} fields are not as the raw tables say")
+            what = f"{len(found.differences):,} fields are not as the raw tables say"
+            say(f"error: {with_id(what, LEAKS)}")
             raise typer.Exit(FAILED)
         return
+    from ctrps.cli_keys import guard_of
     from ctrps.runtime.check import check as look
 
-    figures = look(job)
+    figures = look(job, guard_of(job))
+    for warning in figures["warnings"]:
+        say(f"warning: {warning}")
     print_json(figures) if as_json else _show(figures)
 
 
@@ -98,6 +109,19 @@ def _show(figures: dict[str, Any]) -> None:
     for part in ("train", "test"):
         _show_files(part, figures[part])
     print(f"steps         {figures['steps']:,} a pass, of {figures['step_rows']:,} rows")
+    size, machine = figures["size"], figures["machine"]
+    if size:
+        seen = f"{size['looked_keys']:,} in the first {size['looked_rows']:,} rows"
+        print(f"keys          about {size['keys']:,} ({seen})")
+        print(
+            f"model         about {_size(size['model_bytes'])} of memory in all servers together,"
+        )
+        print(f"              {_size(size['checkpoint_bytes'])} of disk for each checkpoint")
+    free = f"{_size(machine['memory_bytes'])} of memory, {_size(machine['disk_bytes'])} of disk"
+    print(f"free          {free}")
+    print(f"output        {figures['output']['dir']}: {figures['output']['state']}")
+    for address in figures["addresses"]:
+        print(f"address       {address['setting']} {address['address']}: {address['state']}")
 
 
 def _size(size: float) -> str:
@@ -115,4 +139,4 @@ def _show_files(part: str, files: dict[str, Any] | None) -> None:
     rows = f"{'' if files['exact'] else 'about '}{files['rows']:,} rows"
     print(f"{part:13s} {files['files']} file(s), {_size(files['bytes'])}, {rows}")
     for line in files["first"]:
-        print(f"              {line}")
+        print(f"              {line if len(line) <= WIDE else line[:WIDE] + ' …'}")

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer import Option
 
-from ctrps.errors import ConfigError, CtrpsError, CtrpsWarning
+from ctrps import completion
+from ctrps.errors import ConfigError, CtrpsError, CtrpsWarning, DataError
 
 if TYPE_CHECKING:
     from ctrps.config import JobConfig
@@ -30,7 +31,12 @@ ConfigFile = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    Option("--set", metavar="SECTION.KEY=VALUE", help="Override one setting. Repeatable."),
+    Option(
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+        help="Override one setting. Repeatable.",
+        autocompletion=completion.setting,
+    ),
 ]
 Json = Annotated[bool, Option("--json", help="Print exactly one JSON object.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Throw away the run that output.dir holds.")]
@@ -59,7 +65,7 @@ def reported(command: Command) -> Command:
                 command(*args, **kwargs)
             sys.stdout.flush()
         except CtrpsError as error:
-            say(f"error: {error}")
+            say(f"error: {error.told}")
             raise typer.Exit(error.exit_status) from None
         except (typer.Exit, KeyboardInterrupt):
             raise
@@ -68,10 +74,21 @@ def reported(command: Command) -> Command:
                 raise typer.Exit(without_output(error)) from None
             if os.environ.get("CTRPS_DEBUG"):
                 traceback.print_exc()
-            say(f"error: internal: {type(error).__name__}: {error}; set CTRPS_DEBUG=1 to see where")
-            raise typer.Exit(1) from None
+            known = _unforeseen(error)
+            say(f"error: {known.told}")
+            raise typer.Exit(known.exit_status) from None
 
     return run  # type: ignore[return-value]
+
+
+def _unforeseen(error: Exception) -> CtrpsError:
+    """What to say of an exception that is none of ours."""
+    if isinstance(error, RuntimeError) and "no locator available" in str(error):
+        what = "there is no folder that compiled kernels could be kept in"
+        hint = "set NUMBA_CACHE_DIR to one that may be written to"
+        return ConfigError(what, hint=hint, id="E-KERNEL-CACHE")
+    what = f"internal: {type(error).__name__}: {error}"
+    return CtrpsError(what, hint="set CTRPS_DEBUG=1 to see where")
 
 
 def _say_warning(
@@ -92,8 +109,10 @@ def without_output(error: OSError) -> int:
     if isinstance(error, BrokenPipeError):
         # The reader has left (`| head`): that is no error of ours.
         return 141
-    say(f"error: cannot write the output: {error.strerror}; make room, or write it elsewhere")
-    return 3
+    hint = "make room, or write it elsewhere"
+    lost = DataError(f"cannot write the output: {error.strerror}", hint=hint, id="E-DISK")
+    say(f"error: {lost.told}")
+    return lost.exit_status
 
 
 def say(text: str) -> None:
@@ -174,6 +193,15 @@ def load(
     return load_job(config, [*(overrides or []), *more], os.environ)
 
 
+def status_of(command: Callable[[list[str]], object], arguments: list[str]) -> int:
+    """Run a command line in this process; returns its exit status."""
+    try:
+        command(arguments)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
 def print_json(value: object) -> None:
     """The one JSON object that a command prints."""
     print(json.dumps(value))
@@ -183,4 +211,6 @@ def one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> None:
     """Raise ConfigError unless an option has one of its values."""
     if value is not None and value not in allowed:
         choices = " or ".join(allowed)
-        raise ConfigError(f"{value!r} is not possible", where=option, hint=f"use {choices}")
+        raise ConfigError(
+            f"{value!r} is not possible", where=option, hint=f"use {choices}", id="E-CONFIG-OPTION"
+        )
