@@ -39,9 +39,9 @@ def trial(data: list[str], kind: str, rows: int, delay: int, c0: float | None) -
             weights = partitions.pull(tuple(s.keys for s in model.key_sets(batch)))
             under_way.append(contribute(model, batch, weights))
             if len(under_way) > delay:
-                partitions.apply_one(under_way.popleft(), 0 if c0 else delay)
+                partitions.apply_late([under_way.popleft()], 0 if c0 else delay)
     for part in under_way:
-        partitions.apply_one(part, 0 if c0 else delay)
+        partitions.apply_late([part], 0 if c0 else delay)
     report = score(model, partitions, inputs.manifest.test)
     return {
         "model": kind,

@@ -9,13 +9,14 @@ pull is one contiguous copy of its first ``dim`` columns.
 """
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from ctrps.config import JobConfig, OptimizerBlock
-from ctrps.kernels import bfloat, losses, optimizers, store
+from ctrps.kernels import bfloat, clipping, losses, optimizers, store
 from ctrps.kernels import keys as key_kernels
 from ctrps.kernels.optimizers import Rule
 
@@ -96,10 +97,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """The layout of one table's rows and how a step changes them."""
+    """The layout of one table's rows and how a step changes them.
+
+    ``clip_value`` and ``clip_row`` limit what optimisers take (``kernels.clipping``); 0 is off.
+    """
 
     name: str
     parts: tuple[Part, ...]
+    clip_value: float = 0.0
+    clip_row: float = 0.0
 
     @property
     def dim(self) -> int:
@@ -122,7 +128,9 @@ class TableSpec:
         """float32 numbers of the head, its state included."""
         return 0 if self.head is None else 1 + STATES[self.head.optimizer.kind]
 
-    def rules(self, step_rows: int = 1, staleness: int = 0) -> tuple[Rule, Rule]:
+    def rules(
+        self, step_rows: int = 1, staleness: int = 0, scale: float = 1.0
+    ) -> tuple[Rule, Rule]:
         """How the head and the rest of a row learn in one step.
 
         Parameters
@@ -131,10 +139,13 @@ class TableSpec:
             Rows of the whole step, the divisor of optimisers that use the mean.
         staleness : int
             Steps that were applied since the weights of the step's gradient were read.
+        scale : float
+            What gradients are multiplied by, beside their own divisor.
         """
         rest = self.parts[self.head is not None :]
-        head = _NO_PART if self.head is None else _rule(self.head, store.HEAD, step_rows, staleness)
-        tail = _rule(rest[0], 0, step_rows, staleness) if rest else _NO_PART
+        step = (step_rows, staleness, scale)
+        head = _NO_PART if self.head is None else _rule(self.head, store.HEAD, *step)
+        tail = _rule(rest[0], 0, *step) if rest else _NO_PART
         return head, tail
 
 
@@ -142,7 +153,7 @@ _ZERO = np.float32(0)
 _NO_PART = Rule(optimizers.SGD, _ZERO, _ZERO, _ZERO, _ZERO, _ZERO, _ZERO, _ZERO, _ZERO, 0, 0, 0, 0)
 
 
-def _rule(part: Part, at: int, step_rows: int, staleness: int) -> Rule:
+def _rule(part: Part, at: int, step_rows: int, staleness: int, scale: float) -> Rule:
     o, f = part.optimizer, np.float32
     kind = KINDS[o.kind]
     c0 = o.count_scale / (1 + STALE * staleness)
@@ -154,7 +165,7 @@ def _rule(part: Part, at: int, step_rows: int, staleness: int) -> Rule:
         f(o.beta),
         f(o.l1),
         f(o.l2),
-        f(1 / max(step_rows, 1) if kind == optimizers.SGD else 1),
+        f(scale / max(step_rows, 1) if kind == optimizers.SGD else scale),
         f(1 / c0 if c0 else 0),
         f(part.init_scale),
         at,
@@ -173,12 +184,12 @@ KINDS = {
 STATES = {"ftrl": 2, "adagrad": 1, "sgd": 0, "count": 0}
 """State columns per weight column, by kind of optimiser."""
 
-STALE = 3
-"""How the count rule's c0 shrinks with staleness: c0 / (1 + 3 staleness).
+STALE = 2
+"""How the count rule's c0 shrinks with staleness: c0 / (1 + 2 staleness).
 
 A stale gradient of a key that stands in many rows pushes once more where others have pushed
-already. This held an FM's AUC in every order of the rows that was tried, at the default
-minibatches of 1 to 7 steps of delay (``benchmarks/README.md``).
+already. At the default minibatches of 1 to 15 steps of delay this held an FM's AUC better than 3
+did, on two sets of rows (``benchmarks/README.md``).
 """
 
 
@@ -199,6 +210,8 @@ class Model:
         Start of new rows, together with their key.
     half : bool
         Weights and gradients of the sparse table travel, and are computed with, as bfloat16.
+    clip_batch : float
+        Most length of the mean gradient of a batch over all its keys; 0: any.
     """
 
     kind: str
@@ -207,6 +220,7 @@ class Model:
     partition_bits: int
     seed: int
     half: bool = False
+    clip_batch: float = 0.0
 
     @property
     def partitions(self) -> int:
@@ -242,7 +256,7 @@ class Model:
         return self._forward(batch, weights)[0]
 
     def gradient(self, batch: Minibatch, weights: tuple[np.ndarray, ...]) -> Gradient:
-        """Gradient of the summed log loss, and that sum in nats.
+        """Gradient of the summed log loss, clipped as a whole, and that sum in nats.
 
         Parameters
         ----------
@@ -260,7 +274,17 @@ class Model:
         else:
             losses.lr_gradient(batch.indptr, batch.index, batch.values, residuals, sparse)
         tables = (sparse, losses.ordered_sum(residuals).reshape(1, 1))
+        if self.clip_batch:
+            self._clip(tables, batch.rows)
         return Gradient(tables, float(loss_sum), margins)
+
+    def _clip(self, tables: tuple[np.ndarray, ...], rows: int) -> None:
+        """Scale the sums down, in place, until their mean is no longer than ``clip_batch``."""
+        square = sum(clipping.square_sum(table.reshape(-1)) for table in tables)
+        length = math.sqrt(square) / max(rows, 1)
+        if self.clip_batch < length < math.inf:
+            for table in tables:
+                table *= np.float32(self.clip_batch / length)
 
     def _forward(
         self, batch: Minibatch, weights: tuple[np.ndarray, ...]
@@ -299,6 +323,7 @@ def build(job: JobConfig) -> Model:
         partition_bits=job.train.partitions.bit_length() - 1,
         seed=job.train.seed,
         half=job.train.transfer == "bfloat16",
+        clip_batch=job.train.clip_batch,
     )
 
 
@@ -307,4 +332,4 @@ def _table(name: str, widths: list[tuple[str, int, float]], job: JobConfig) -> T
     for part, width, init_scale in widths:
         parts.append(Part(part, width, job.optimizer_for(part), init_scale, at))
         at += width
-    return TableSpec(name, tuple(parts))
+    return TableSpec(name, tuple(parts), job.train.clip_value, job.train.clip_row)
