@@ -11,6 +11,7 @@ The job comes from ``simjob``. What must hold after every event is in each machi
 ``simaudit`` and in ``Cluster``; what a run must have come to is in ``verify``.
 """
 
+import functools
 import hashlib
 import heapq
 import random
@@ -31,10 +32,12 @@ from ctrps.ps.effects import (
     Load,
     Log,
     Prepare,
+    Remember,
     Save,
     Send,
 )
-from ctrps.ps.job import JobSpec
+from ctrps.ps.job import JobSpec, Phase
+from ctrps.ps.journal import Journal
 from ctrps.ps.member import Identity, Limits
 from ctrps.ps.partition import NO_MARKS, PartitionSet, PartitionState
 from ctrps.ps.plan import EvaluationPlan, Manifest
@@ -99,8 +102,12 @@ class Cluster:
     ----------
     messages, history
         Messages received, and a hash of all of them with their times.
-    crashed
-        When each process was killed.
+    crashed, coming
+        When each process was killed; how many are about to be replaced.
+    journal
+        What the scheduler has on disk.
+    deaths
+        Of workers at one batch that the job takes: random ones often meet the same.
     damaged
         Training files that cannot be read.
     slow
@@ -109,6 +116,10 @@ class Cluster:
         Committed checkpoints by their id; ids of those that were the best.
     interrupt_at, kill_at, resume
         When somebody asks to stop, and when everything is killed; the checkpoint to begin from.
+    owes
+        The run was stopped between the end of the pass and its evaluation.
+    judged
+        Passes whose test rows have been scored.
     badness
         Figures by which the evaluations of the test rows are judged, in turn.
     """
@@ -140,11 +151,16 @@ class Cluster:
         self.history = hashlib.blake2b()
         self.log: list[str] = []
         self.crashed: dict[str, float] = {}
+        self.coming = 0
+        self.deaths = 1000
+        self.journal: Journal | None = None
         self.damaged: set[int] = set()
         self.slow: dict[str, float] = {}
         self.interrupt_at: float | None = None
         self.kill_at: float | None = None
         self.resume: int | None = None
+        self.owes = False
+        self.judged: list[int] = []
         self.auditor = Auditor(setup)
         self.plans = self.auditor.plans
         self.test_plan = EvaluationPlan(setup.test.files)
@@ -155,12 +171,11 @@ class Cluster:
     def run(self) -> Process:
         """Run until every process has ended; returns the scheduler's."""
         self._start_all()
-        scheduler = self.processes["scheduler"]
         while self.events and self.now < self.end_s:
             self.now, _, action = heapq.heappop(self.events)
             action()
-            if not any(p.alive for p in self.processes.values()):
-                return scheduler
+            if not self.coming and not any(p.alive for p in self.processes.values()):
+                return self.processes["scheduler"]
         alive = [p.name for p in self.processes.values() if p.alive]
         raise AssertionError(f"{self.setup}: not ended after {self.now:.0f} s: {alive}")
 
@@ -172,8 +187,27 @@ class Cluster:
         setup = self.setup
         resume = None
         if self.resume is not None:
-            resume = (self.resume, *self.disk[self.resume].position(setup.passes))
-        spec = JobSpec(
+            stored = self.disk[self.resume]
+            at = (stored.pass_, stored.step) if self.owes else stored.position(setup.passes)
+            resume = (self.resume, *at)
+        self._add("scheduler", "scheduler", Scheduler(self._spec(resume), self.limits, self.now))
+        for i in range(setup.servers * (1 + setup.replicas)):
+            self.at(self.rng.uniform(0, 3), lambda i=i: self.start(f"s{i}", "server"))
+        for i in range(setup.workers):
+            self.at(self.rng.uniform(0, 3), lambda i=i: self.start(f"w{i}", "worker"))
+        faults = setup.faults
+        for i in range(faults.crashes):
+            self.at(self.rng.uniform(2, 12 + faults.later_s * i), lambda i=i: self._crash(i))
+        for _ in range(faults.suspicions):
+            self.at(self.rng.uniform(3, 10), self._suspect)
+        if self.interrupt_at is not None:
+            self.at(self.interrupt_at, self._interrupt)
+        if self.kill_at is not None:
+            self.at(self.kill_at, self._kill_all)
+
+    def _spec(self, resume: tuple[int, int, int] | None) -> JobSpec:
+        setup = self.setup
+        return JobSpec(
             "sim",
             "digest",
             setup.servers,
@@ -182,43 +216,33 @@ class Cluster:
             setup.partitions,
             setup.settings,
             setup.manifest,
+            setup.replicas,
+            "plan",
             resume,
             setup.checkpoint_s,
             setup.evaluate_each,
             setup.patience,
         )
-        self._add("scheduler", "scheduler", Scheduler(spec, self.limits, self.now))
-        for i in range(setup.servers):
-            self.at(self.rng.uniform(0, 3), lambda i=i: self.start(f"s{i}", "server"))
-        for i in range(setup.workers):
-            self.at(self.rng.uniform(0, 3), lambda i=i: self.start(f"w{i}", "worker"))
-        faults = setup.faults
-        for i in range(faults.crashes):
-            self.at(self.rng.uniform(2, 12), lambda i=i: self._crash(i))
-        for _ in range(faults.suspicions):
-            self.at(self.rng.uniform(3, 10), self._suspect)
-        if self.interrupt_at is not None:
-            self.at(self.interrupt_at, self._interrupt)
-        if self.kill_at is not None:
-            self.at(self.kill_at, self._kill_all)
 
     def start(self, name: str, role: str, **identity_changes) -> None:
-        """Start a server or worker now, unless the scheduler is gone."""
-        if not self.processes["scheduler"].alive:
+        """Start a server or worker now, unless the job is over."""
+        if self.processes["scheduler"].status is not None:
             return
         boot = f"{name}-{self.rng.random()}"
         identity = Identity(role, "sim", "digest", "kernel", boot, name, messages.PROTOCOL)
         identity = replace(identity, **identity_changes)
         args = (identity, self.limits, self.now, self.model, self.setup.settings)
         if role == "server":
-            machine = self.server_class(*args, self.setup.staleness)
-            machine.asked.most = self.setup.remembered
+            machine = self.server_class(*args, self.setup.mode_settings)
+            machine.auditor, machine.asked.most = self.auditor, self.setup.remembered
         else:
             machine = self.worker_class(*args, self.setup.window)
         process = self._add(name, role, machine)
         self._perform(process, process.machine.on_start(self.now))
 
     def _add(self, name: str, role: str, machine) -> Process:
+        if role == "scheduler":
+            machine.poison.most = self.deaths
         process = Process(name, role, machine)
         self.processes[name] = process
         self._tick(process)
@@ -232,16 +256,34 @@ class Cluster:
     # -- faults ---------------------------------------------------------------------------------
 
     def _crash(self, number: int) -> None:
-        """Kill a process of the role; a worker comes back as a new node, the others do not."""
+        """Kill a process of the role; where any may be killed, each is replaced."""
         role = self.setup.faults.kill_role
-        victims = [p for p in self.processes.values() if p.role == role and p.alive]
+        victims = [p for p in self.processes.values() if role in (p.role, "any") and p.alive]
         if not victims:
             return
         victim = self.rng.choice(victims)
         self.kill(victim.name)
-        if role == "worker":
-            delay = self.rng.choice([0.1, 1.0, 8.0])
-            self.at(delay, lambda: self.start(f"{victim.name}'{number}", role))
+        if role in ("worker", "any"):
+            delay = self.rng.choice([0.1, 1.0, 8.0, *self.setup.faults.delays])
+            self.coming += 1
+            self.at(delay, lambda: self._replace(victim, number))
+
+    def _replace(self, victim: Process, number: int) -> None:
+        self.coming -= 1
+        if victim.role != "scheduler":
+            self.start(f"{victim.name}'{number}", victim.role)
+            return
+        newest = max(self.disk, default=None)
+        stored = None if newest is None else self.disk[newest]
+        resume = None if stored is None else (newest, stored.pass_, stored.step)
+        term, journal = self.taken_up(victim.machine.term + 1, self.journal)
+        machine = Scheduler(self._spec(resume), self.limits, self.now, term, journal)
+        self.log.append(f"{self.now:.1f} another scheduler")
+        self._add("scheduler", "scheduler", machine)
+
+    def taken_up(self, term: int, journal: Journal | None) -> tuple[int, Journal | None]:
+        """What another scheduler begins with; replaced by negative controls."""
+        return term, journal
 
     def kill(self, name: str) -> None:
         """End a process without a word."""
@@ -273,13 +315,19 @@ class Cluster:
         process.machine.check()
         if process.role == "server":
             self._check_skew()
+            self._check_answers(process.machine, effects)
+        if process.role == "scheduler":
+            self._check_protected(process.machine)
         for effect in effects:
             if isinstance(effect, Connect):
-                process.routes[effect.node] = effect.address
+                process.routes = effect.addresses
+            if isinstance(effect, Remember):
+                packed = messages.encode_frames([effect.journal.pack()], [])
+                self.journal = Journal.unpack(messages.decode_frames(packed)[0][0])
         for peer, together in packets(effects):
             self._send(process, peer, together)
         for effect in effects:
-            if not isinstance(effect, Send | Connect):
+            if not isinstance(effect, Send | Connect | Remember):
                 self._perform_one(process, effect)
 
     def _check_skew(self) -> None:
@@ -288,16 +336,52 @@ class Cluster:
         Else: a server that is a pass behind has done all of it.
         """
         serving = [
-            p.machine.partitions
+            p.machine
             for p in self.processes.values()
             if p.role == "server" and p.alive and p.machine.holding is Holding.SERVING
         ]
+        newest = max((machine.view for machine in serving), default=-1)
+        serving = [machine.partitions for machine in serving if machine.view == newest]
         at = [self.first_step[p.pass_] + p.step for p in serving]
         if self.setup.mode == "sync":
             assert not at or max(at) - min(at) <= 1, f"servers are apart: {at}"
         else:
             began = self.first_step[max((p.pass_ for p in serving), default=0)]
             assert all(n >= began for n in at), f"servers are apart: {at}"
+
+    def _check_answers(self, server: AuditedServer, effects) -> None:
+        """sync: a version that is answered, the standby has, if it may be promoted."""
+        copies = server.copies
+        if self.setup.mode != "sync" or copies is None or not copies.protected:
+            return
+        standbys = [p.machine.standby for p in self.processes.values() if p.role == "server"]
+        steps = [s.partitions.step for s in standbys if s and s.pair == copies.pair]
+        for effect in effects:
+            if isinstance(effect, Send) and isinstance(effect.message, messages.Pulled):
+                version = effect.message.mark + 1
+                assert all(step >= version for step in steps), "an answer that the standby lacks"
+
+    def _check_protected(self, scheduler: Scheduler) -> None:
+        """What the scheduler knows of an owner's progress, its standby has, if it may be promoted.
+
+        Both are looked at in one moment, and the standby only gets on.
+        """
+        if scheduler.phase is not Phase.TRAINING:
+            return
+        placement, machines = scheduler.fleet.placement, {}
+        for process in self.processes.values():
+            if process.role == "server" and process.alive:
+                machines[process.machine.node] = process.machine
+        for owner, number, pair in placement.pairs:
+            standby = machines[number].standby if number in machines else None
+            if pair not in placement.protected or standby is None or standby.pair != pair:
+                continue
+            status = scheduler.roster[owner].status
+            if status.protected != pair or status.pass_ != standby.partitions.pass_:
+                continue
+            assert standby.partitions.step >= status.step, "progress that the standby lacks"
+            if self.setup.mode != "sync":
+                assert standby.mode and (standby.mode.lowest >= status.results[2]).all()
 
     def _later(self, process: Process, delay: float, event: Callable[[], list]) -> None:
         def happen() -> None:
@@ -314,8 +398,13 @@ class Cluster:
             case Prepare():
                 self._later(process, work_s, lambda: self._read(machine, effect))
             case Compute():
-                if self.setup.mode == "ssp" and effect.purpose == "train":
-                    self.auditor.check_bound(effect.pass_, effect.number, self.servers)
+                if self.setup.mode in ("ssp", "semi") and effect.purpose == "train":
+                    check = self.auditor.check_bound
+                    if self.setup.mode == "semi":
+                        check = functools.partial(self.auditor.check_in_turn, effect.lane)
+                    servers = [s for s in self.servers if s.view == machine.view.number]
+                    check(effect.pass_, effect.number, servers)
+                self.auditor.remember(process.name, machine, effect)
                 result = self._compute(effect)
                 work_s += self.slow.get(process.name, 0)
                 self._later(
@@ -332,6 +421,7 @@ class Cluster:
                 )
             case Evaluated():
                 self.evaluated = effect
+                self.judged.append(machine.pass_)
                 badness = self.badness.pop(0) if self.badness else None
                 self._later(process, work_s, lambda: machine.on_scored(badness, self.now))
             case Keep():
@@ -388,15 +478,16 @@ class Cluster:
 
     def _load(self, server: AuditedServer, effect: Load) -> list:
         stored = self.disk[effect.checkpoint]
-        pass_, step = stored.position(self.setup.passes)
+        pass_, step = effect.pass_, stored.step if effect.pass_ == stored.pass_ else 0
         states = {p: stored.states[p] for p in effect.partitions}
         if pass_ != stored.pass_:
             states = {
                 p: state._replace(marks=NO_MARKS, progress=NO_PROGRESS)
                 for p, state in states.items()
             }
-        server.ledger = {p: stored.ledgers[p].copy() for p in effect.partitions}
-        return server.on_loaded(states, pass_, step, self.now)
+        if effect.epoch == server.epoch:
+            server.partitions.ledger = {p: stored.ledgers[p].copy() for p in effect.partitions}
+        return server.on_loaded(effect.epoch, states, pass_, step, self.now)
 
     # -- network --------------------------------------------------------------------------------
 
@@ -432,9 +523,10 @@ class Cluster:
 
     @property
     def servers(self) -> list[AuditedServer]:
-        """The servers of the view, dead or alive."""
+        """The servers of the newest view, dead or alive."""
         machines = [p.machine for p in self.processes.values() if p.role == "server"]
-        return [machine for machine in machines if machine.owned]
+        newest = max((machine.view for machine in machines), default=-1)
+        return [machine for machine in machines if machine.owned and machine.view == newest]
 
     def continued(self, setup: Setup) -> "Cluster":
         """A later run of the same job, from the newest checkpoint on disk if there is one."""

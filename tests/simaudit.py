@@ -10,10 +10,15 @@ from collections import Counter
 import numpy as np
 
 from ctrps.ps.arrival import Arrival
+from ctrps.ps.effects import Compute
+from ctrps.ps.messages import Copy
 from ctrps.ps.partition import PartitionState
 from ctrps.ps.progress import Figures
+from ctrps.ps.semi import Semi
 from ctrps.ps.server import Server
+from ctrps.ps.standby import Modes
 from ctrps.ps.sync import Stepwise
+from ctrps.ps.worker import Worker
 from tests.simjob import Setup
 
 Ledger = Counter[tuple[int, int]]
@@ -27,17 +32,111 @@ def enter(ledger: Ledger, pass_: int, lane: int, batch: int) -> None:
     ledger[pass_, lane] += 1
 
 
-class AuditedArrival(Arrival):
+class AuditedStepwise(Stepwise):
     """Enters what it applies in the ledger of its server."""
 
     ledger: dict[int, Ledger]
-    applied: int
 
-    def _apply(self, push, missing):
-        super()._apply(push, missing)
+    def _advance(self):
+        step = self.partitions.step
+        answers = super()._advance()
+        if self.partitions.step > step:
+            for lane in self.plan.active(step):
+                for ledger in self.ledger.values():
+                    enter(ledger, self.plan.number, lane, step)
+        return answers
+
+
+class Audit:
+    """Enters what a server applies in its ledger, and watches what is done if it is late.
+
+    ``applied`` are the pushes applied so far, ``late`` those of them beyond the bound, ``ticks``
+    the times that something was applied.
+    """
+
+    ledger: dict[int, Ledger]
+    auditor: "Auditor"
+    applied = late = ticks = 0
+
+    def _note(self, push, missing, staleness):
+        setup = self.auditor.setup
+        if setup.stale_above is not None and self.ticks - push.clock > setup.stale_above:
+            assert not setup.refuse_stale, "a late push is applied"
+            self.late += 1
+        super()._note(push, missing, staleness)
         self.applied += 1
         for partition in missing.tolist():
             enter(self.ledger[partition], push.pass_, push.lane, push.batch)
+
+
+class AuditedArrival(Audit, Arrival):
+    """async and ssp: each push is applied alone."""
+
+    def _apply(self, peer, push, missing):
+        super()._apply(peer, push, missing)
+        self.ticks += 1
+
+    def _compensate(self, peer, push, answer):
+        kept = as_bytes(self.partitions.model.widen(answer.weights))
+        held = self.auditor.weights[peer, push.asked]
+        assert kept == held, "compensated for other weights than the worker's"
+        return super()._compensate(peer, push, answer)
+
+
+class AuditedSemi(Audit, Semi):
+    """semi: a step is of enough lanes, or of what came in time.
+
+    ``came`` is when the first push of the next step came.
+    """
+
+    came = now = 0.0
+
+    def on_push(self, peer, push, now):
+        self.now = now
+        if not self._held:
+            self.came = now
+        return super().on_push(peer, push, now)
+
+    def on_tick(self, now):
+        self.now = now
+        answers = super().on_tick(now)
+        window_s = self.auditor.setup.window_s
+        assert not self._held or now - self.came < window_s, "a push waits longer than the window"
+        return answers
+
+    def _step(self):
+        lengths = self.plan.lengths.tolist()
+        left = min(
+            sum(ledger[self.plan.number, lane] < n for lane, n in enumerate(lengths))
+            for ledger in self.ledger.values()
+        )
+        enough = len(self._held) >= min(self.auditor.setup.quorum, left)
+        assert enough or self.now - self.came >= self.auditor.setup.window_s, "a step too soon"
+        answers = super()._step()
+        self.ticks += 1
+        return answers
+
+
+def as_bytes(arrays) -> list[bytes]:
+    return [array.tobytes() for array in arrays]
+
+
+class AuditedModes(Modes):
+    """Makes modes that watch themselves."""
+
+    def __init__(self, server: "AuditedServer"):
+        modes = server.modes
+        super().__init__(modes.model, modes.settings, modes.mode_settings)
+        self._server = server
+
+    def make(self, partitions, plan, owned):
+        mode, server = super().make(partitions, plan, owned), self._server
+        classes = {Stepwise: server.stepwise, Arrival: server.arrival, Semi: server.semi}
+        mode.__class__ = classes[type(mode)]
+        mode.ledger, mode.auditor = partitions.ledger, server.auditor
+        if isinstance(mode, Arrival) and server.auditor:
+            mode.tickets.most_bytes = server.auditor.setup.ticket_bytes
+        return mode
 
 
 class AuditedServer(Server):
@@ -45,42 +144,62 @@ class AuditedServer(Server):
 
     Attributes
     ----------
-    stepwise, arrival
+    stepwise, arrival, semi
         Classes of its modes, replaced by negative controls.
     ledger
         By partition.
     """
 
-    stepwise: type[Stepwise] = Stepwise
+    stepwise: type[Stepwise] = AuditedStepwise
     arrival: type[Arrival] = AuditedArrival
+    semi: type[Semi] = AuditedSemi
+    auditor: "Auditor | None" = None
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.ledger: dict[int, Ledger] = {}
+        self.modes = AuditedModes(self)
+        self.partitions.ledger = {}
 
-    def _adopt(self, orders, now):
-        self.ledger = {p: Counter() for p, node in enumerate(orders.owners) if node == self.node}
-        return super()._adopt(orders, now)
+    @property
+    def ledger(self) -> dict[int, Ledger]:
+        return self.partitions.ledger
+
+    def _hold_nothing(self):
+        effects = super()._hold_nothing()
+        self.partitions.ledger = {}
+        return effects
 
     def _serve(self, pass_, step):
+        if not self.ledger:
+            self.partitions.ledger = {partition: Counter() for partition in self.owned}
         super()._serve(pass_, step)
-        # The server makes its own mode; this is the one place where another can take over.
-        self.mode.__class__ = self.arrival if isinstance(self.mode, Arrival) else self.stepwise
-        self.mode.ledger, self.mode.applied = self.ledger, 0
 
-    def _on_push(self, peer, push, now):
-        step, pass_ = self.partitions.step, self.partitions.pass_
-        effects = super()._on_push(peer, push, now)
-        if self.settings.mode == "sync" and self.partitions.step > step:
-            for lane in self.mode.plan.active(step):
-                for ledger in self.ledger.values():
-                    enter(ledger, pass_, lane, step)
+    def _send_state(self, copies):
+        super()._send_state(copies)
+        if self.auditor:
+            # Pushes that wait for their step are sent again, and so entered again.
+            copied = {p: ledger.copy() for p, ledger in self.ledger.items()}
+            self.auditor.copied[copies.pair] = copied
+
+    def on_message(self, peer, message, now):
+        standby = self.standby
+        begins = standby and standby.mode is None and isinstance(message, Copy)
+        if begins and message.pair == standby.pair:
+            ledger = self.auditor.copied[message.pair]
+            standby.partitions.ledger = {p: one.copy() for p, one in ledger.items()}
+        effects = super().on_message(peer, message, now)
+        if begins and isinstance(standby.mode, Arrival):
+            standby.mode.applied = standby.mode.ticks = standby.mode.clock
         return effects
 
     def check(self):
         super().check()
         if isinstance(self.mode, Arrival):
-            assert self.mode.staleness.sum() == self.mode.clock == self.mode.applied
+            mode = self.mode
+            assert mode.staleness.sum() == mode.applied and mode.clock == mode.ticks
+            assert mode.counted.get("stale_scaled", 0) == mode.late
+        elif self.mode:
+            assert self.mode.staleness[1:].sum() == 0, "late in sync mode"
 
 
 class Auditor:
@@ -94,7 +213,18 @@ class Auditor:
     def __init__(self, setup: Setup):
         self.setup = setup
         self.plans = setup.plans()
+        self.copied: dict[int, dict[int, Ledger]] = {}
+        self.weights: dict[tuple[str, int], list[bytes]] = {}
         self._figures: dict[tuple[int, int], np.ndarray] = {}
+
+    def remember(self, worker: str, machine: Worker, effect: Compute):
+        """With which weights a worker computes, by the pulls that they came with."""
+        if self.setup.compensation and effect.purpose == "train":
+            sets = machine.model.key_sets(effect.batch)
+            for node, request in machine.lanes[effect.lane].tasks[effect.number].asked.items():
+                parts = zip(effect.weights, sets, strict=True)
+                taken = [machine.view.take(w, s.starts, node) for w, s in parts]
+                self.weights[worker, request] = as_bytes(taken)
 
     def figures(self, pass_: int, lane: int) -> np.ndarray:
         """Non-clicks and clicks of the first n batches of a lane, int64[n + 1, 2]."""
@@ -132,6 +262,12 @@ class Auditor:
         labels = self.setup.data.labels
         found = figures.histogram.sum(axis=0).tolist()
         assert found == [labels.count(0), labels.count(1)], "rows counted more or less than once"
+
+    def check_in_turn(self, lane: int, pass_: int, batch: int, servers: list[AuditedServer]):
+        """semi: when a batch is computed, the one before it is in all partitions."""
+        for server in servers:
+            for ledger in server.ledger.values():
+                assert ledger[pass_, lane] >= batch, f"lane {lane}: {batch} computed too soon"
 
     def check_bound(self, pass_: int, batch: int, servers: list[AuditedServer]):
         """ssp: when a batch is computed, every unfinished lane is within the bound everywhere."""

@@ -6,7 +6,7 @@ test is counted in plain Python: how often each key occurs, and the names of all
 
 import random
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from ctrps import models
 from ctrps.config import JobConfig
 from ctrps.kernels import keys as key_kernels
 from ctrps.models import Minibatch
+from ctrps.ps.late import ModeSettings
 from ctrps.ps.partition import PartitionSet, contribute
 from ctrps.ps.plan import DataFile, EvaluationPlan, Manifest, Plan, PlanSettings
 
@@ -104,6 +105,8 @@ class Faults:
     crashes: int = 0
     suspicions: int = 0
     kill_role: str = "worker"
+    later_s: float = 0.0
+    delays: tuple[float, ...] = ()
 
     @classmethod
     def drawn(cls, rng: random.Random) -> "Faults":
@@ -122,7 +125,8 @@ class Setup:
     """A job and its faults, drawn from a seed.
 
     ``staleness`` is ssp's bound, ``window`` that of batches in flight, ``remembered`` how many
-    pulls of a worker a server knows the keys of.
+    pulls of a worker a server knows the keys of, ``clips`` limits of gradients, and
+    ``ticket_bytes`` the weights that a server remembers to have answered.
     """
 
     seed: int
@@ -145,12 +149,20 @@ class Setup:
     checkpoint_s: float = 0.0
     evaluate_each: bool = False
     patience: int = 0
+    replicas: int = 0
+    clips: dict[str, float] = field(default_factory=dict)
+    quorum: int = 1
+    window_s: float = 0.1
+    stale_above: int | None = None
+    refuse_stale: bool = False
+    compensation: float = 0.0
+    ticket_bytes: int = 1 << 20
 
     @classmethod
     def drawn(cls, seed: int, mode: str = "sync") -> "Setup":
         rng, more = random.Random(seed), random.Random(f"{mode} {seed}")
         rows = rng.choice([1, 7, 40, 103])
-        return cls(
+        setup = cls(
             seed=seed,
             workers=rng.randint(1, 5),
             servers=rng.randint(1, 5),
@@ -170,18 +182,40 @@ class Setup:
             evaluate_each=more.choice([False, True]),
             remembered=more.choice([0, 1, 2, 100, 100, 100]),
             transfer=more.choice(["float32", "float32", "bfloat16"]),
+            clips=more.choice([{}, {}, {"clip_value": 0.2}, {"clip_row": 0.3, "clip_batch": 0.1}]),
+            stale_above=more.choice([None, None, 0, 1, 4]),
+            refuse_stale=more.choice([False, True]),
+            compensation=more.choice([0.0, 0.0, 0.5]),
+            ticket_bytes=more.choice([0, 300, 1 << 20, 1 << 20]),
+            window_s=more.choice([0.0, 0.3, 30.0]),
         )
+        return replace(setup, quorum=more.randint(1, setup.lanes))
 
     def __str__(self) -> str:
         nodes = f"W={self.workers} S={self.servers} G={self.lanes}"
         bounds = f"staleness={self.staleness} window={self.window} remembered={self.remembered}"
-        bounds += f" {self.transfer}"
+        bounds += f" {self.transfer} {self.clips or ''}"
+        late = f"late above {self.stale_above} {'refused' if self.refuse_stale else 'scaled'}"
+        bounds += f" quorum={self.quorum} window_s={self.window_s}"
+        bounds += f" {late}, compensated {self.compensation} of {self.ticket_bytes} bytes"
         shape = f"{self.mode} {bounds} {nodes} {self.kind} rows={len(self.data.labels)}"
         return f"seed {self.seed}: {shape} {self.faults}"
 
     @property
     def settings(self) -> PlanSettings:
         return PlanSettings(self.batch_rows, self.lanes, 4, self.shuffle, self.seed, self.mode)
+
+    @property
+    def mode_settings(self) -> ModeSettings:
+        bound = self.staleness if self.mode == "ssp" else None
+        return ModeSettings(
+            bound,
+            self.quorum,
+            self.window_s,
+            self.stale_above,
+            self.refuse_stale,
+            0.0 if self.mode == "semi" else self.compensation,
+        )
 
     @property
     def manifest(self) -> Manifest:
@@ -201,6 +235,7 @@ class Setup:
                     "partitions": self.partitions,
                     "seed": self.seed,
                     "transfer": self.transfer,
+                    **self.clips,
                 },
             }
         )

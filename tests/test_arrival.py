@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ctrps.ps.arrival import STALENESS_BINS, Arrival
+from ctrps.ps.arrival import Arrival
 from ctrps.ps.effects import SCHEDULER, Load, Save
+from ctrps.ps.late import STALENESS_BINS
 from ctrps.ps.member import Limits
 from ctrps.ps.messages import Pull, Pulled, Push, Pushed, Refused
 from ctrps.ps.partition import NO_MARKS, PartitionState, contribute
@@ -18,7 +19,7 @@ from tests.test_machines import answers, identity, joined, orders
 
 
 def server_of(setup: Setup, server_class: type[Server] = Server, **values) -> Server:
-    args = (identity(), Limits(), 0.0, setup.model(), setup.settings, setup.staleness)
+    args = (identity(), Limits(), 0.0, setup.model(), setup.settings, setup.mode_settings)
     return joined(server_class(*args), setup, **values)
 
 
@@ -117,7 +118,8 @@ def test_staleness_is_what_was_applied_between_pull_and_push():
 
 def test_the_first_of_two_that_were_pulled_together_counts_as_stale_as_the_pair(monkeypatch):
     server, seen = async_server(), []
-    monkeypatch.setattr(server.partitions, "apply_one", lambda part, stale: seen.append(stale))
+    note = lambda parts, stale, scale: seen.append(stale)  # noqa: E731
+    monkeypatch.setattr(server.partitions, "apply_late", note)
     for lane, clock in [(0, 0), (1, 0), (2, 2), (3, 2), (4, 4), (5, 5)]:
         send(server, push_of(server, lane, 0, clock=clock))
     assert server.mode.staleness[:2].tolist() == [4, 2]
@@ -153,10 +155,10 @@ def saved(server: Server, checkpoint: int = 3) -> dict[int, PartitionState]:
 
 
 def restored(setup: Setup, states: dict[int, PartitionState], **values) -> Server:
-    server = Server(identity(), Limits(), 0.0, setup.model(), setup.settings, setup.staleness)
+    server = Server(identity(), Limits(), 0.0, setup.model(), setup.settings, setup.mode_settings)
     joined(server, setup, restore=3, **values)
     owned = {p: states[p] for p in server.owned}
-    server.on_loaded(owned, 0, 0, 0.0)
+    server.on_loaded(1, owned, 0, 0, 0.0)
     server.check()
     return server
 
@@ -261,8 +263,8 @@ def moved(server_class: type[Server]) -> tuple[Server, Push]:
         push = replace(push, **{name: tuple(a[np.array(p) < 32] for a, p in arrays)})
     assert len(push.keys[0]) < len(push_of(whole, 2, 0).keys[0])
     effects = server.on_message(SCHEDULER, orders(2, view=2, restore=3), 0.0)
-    assert effects == [Load(3, tuple(range(64)))]
-    server.on_loaded(states, 0, 0, 0.0)
+    assert effects == [Load(2, 3, 0, tuple(range(64)))]
+    server.on_loaded(2, states, 0, 0, 0.0)
     return server, push
 
 

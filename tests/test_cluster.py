@@ -33,6 +33,8 @@ PLAN = {"train_batch_rows": 16, "train_lanes": 4}
 SHORT = {"cluster_beat_s": 0.25, "cluster_worker_silent_s": 1.5}
 """Limits for a death that is noticed soon; a live worker that is slow only joins again."""
 
+ROLES = ("server", "worker")
+
 SUMMARY = {
     *("rows", "passes", "steps", "wall_s", "train_s", "rows_per_s", "test"),
     *("model", "model_digest", "servers", "workers", "consistency"),
@@ -72,17 +74,19 @@ def results(summary: dict[str, object]) -> dict[str, object]:
 
 # -- the same bits ------------------------------------------------------------------------------
 
+CLIPPED = {"train_clip_value": 0.5, "train_clip_row": 0.6, "train_clip_batch": 0.1}
+
 
 @pytest.mark.parametrize(("servers", "workers"), [(1, 1), (2, 2), (3, 2), (1, 3)])
 def test_every_shape_gives_the_bits_of_train(lab, data, servers, workers):
     """Two launches with default ports run at the same time, and do not meet."""
     shape, runs = (servers, workers), {}
-    transfer = "bfloat16" if shape == (2, 2) else "float32"
+    more = {(2, 2): {"train_transfer": "bfloat16"}, (1, 3): CLIPPED}.get(shape, {})
     for kind in ("lr", "fm"):
-        values = {"model_kind": kind, "train_passes": 2, "train_transfer": transfer}
+        values = {"model_kind": kind, "train_passes": 2, **more}
         runs[kind] = launched(lab, job(data, lab.folder / kind, **values), *shape)
     for kind, run in runs.items():
-        values = {"model_kind": kind, "train_passes": 2, "train_transfer": transfer}
+        values = {"model_kind": kind, "train_passes": 2, **more}
         expected = trained(job(data, lab.folder / f"{kind}-train", **values))
         found = run.ends(0).json
         assert found.keys() >= SUMMARY
@@ -92,14 +96,16 @@ def test_every_shape_gives_the_bits_of_train(lab, data, servers, workers):
     lab.all_gone()
 
 
-def test_async_and_ssp_train_on_every_row_once_a_pass(lab, data):
+def test_other_modes_train_on_every_row_once_a_pass(lab, data):
     runs = []
-    for mode in ("async", "ssp"):
-        values = {"train_consistency": mode, "train_passes": 2}
+    late = {"train_stale_above": 1, "train_stale": "refuse"}
+    for mode, more in {"async": late, "ssp": {"train_compensation": 1}, "semi": {}}.items():
+        values = {"train_consistency": mode, "train_passes": 2, **more}
         runs.append(launched(lab, job(data, lab.folder / mode, **values)))
     for run in runs:
         summary = run.ends(0).json
         assert summary["rows"] == 6000
+        assert summary["staleness"]["pushes"] >= 2 * summary["steps"]
         assert summary["test"]["auc"] > 0.8
     lab.all_gone()
 
@@ -173,19 +179,40 @@ def mid_run(lab: Lab, overrides: list[str], servers: int = 2, workers: int = 3) 
     return run
 
 
-def test_a_killed_worker_costs_nothing_but_time(lab, data):
+@pytest.mark.parametrize("role", ["worker", "server", "scheduler"])
+def test_a_killed_process_is_started_again_and_costs_nothing_but_time(lab, data, role):
     values = {"train_passes": 6, "model_kind": "fm"}
-    run = mid_run(lab, job(data, lab.folder / "run", **values, **SHORT))
+    run = mid_run(lab, job(data, lab.folder / "run", **values), 2, 2)
+    victim = run.child(role)
+    victim.kill()
+    run.ends(0)
+    (line,) = [line for line in run.stderr.splitlines() if line.startswith(f"{role} 0 ")]
+    assert line.startswith(f"{role} 0 (process {victim.pid}) was killed by SIGKILL, perhaps ")
+    assert "; started again as process " in line
+    assert line.endswith("training goes on from the last checkpoint") == (role == "server")
+    assert run.json["restarts"] == 1
+    expected = trained(job(data, lab.folder / "train", **values))
+    assert results(run.json) == results(expected)
+    assert not (lab.folder / "run" / "journal").exists()
+    lab.all_gone()
+
+
+def test_a_lost_worker_is_done_without(lab, data):
+    values = {"train_passes": 6, "model_kind": "fm"}
+    never = {"cluster_restarts": 0}
+    run = mid_run(lab, job(data, lab.folder / "run", **values, **SHORT, **never))
     run.child("worker", 1).kill()
     run.ends(0)
     assert "worker 1" in run.stderr and "was killed by SIGKILL" in run.stderr
+    assert "started again" not in run.stderr and run.json["restarts"] == 0
     expected = trained(job(data, lab.folder / "train", **values))
     assert results(run.json) == results(expected)
     lab.all_gone()
 
 
 def test_a_worker_from_elsewhere_carries_a_job_on_alone(lab, data):
-    values = {"train_passes": 30, "cluster_server_silent_s": 1.5, "cluster_stop_linger_s": 0.5}
+    values = {"cluster_server_silent_s": 1.5, "cluster_stop_linger_s": 0.5}
+    values |= {"train_passes": 30, "cluster_restarts": 0}
     folder = lab.folder / "run"
     run = mid_run(lab, job(data, folder, **SHORT | values), 1, 1)
     address = read_json(folder / "scheduler.json")["address"]
@@ -198,8 +225,9 @@ def test_a_worker_from_elsewhere_carries_a_job_on_alone(lab, data):
     lab.all_gone()
 
 
-def test_a_killed_server_ends_the_job(lab, data):
-    run = mid_run(lab, job(data, lab.folder / "run", train_passes=200), 2, 2)
+def test_a_server_that_nobody_starts_again_ends_the_job(lab, data):
+    values = {"train_passes": 200, "cluster_restarts": 0, "cluster_server_silent_s": 1.5}
+    run = mid_run(lab, job(data, lab.folder / "run", **SHORT | values), 2, 2)
     run.child("server", 1).kill()
     run.ends(4, deadline_s=30)
     error = run.stderr[run.stderr.index("error: ") :]
@@ -210,8 +238,9 @@ def test_a_killed_server_ends_the_job(lab, data):
     lab.all_gone()
 
 
-def test_a_killed_scheduler_ends_the_job(lab, data):
-    run = mid_run(lab, job(data, lab.folder / "run", train_passes=200), 1, 2)
+def test_a_scheduler_that_nobody_starts_again_ends_the_job(lab, data):
+    values = {"train_passes": 200, "cluster_restarts": 0}
+    run = mid_run(lab, job(data, lab.folder / "run", **values), 1, 2)
     run.child("scheduler").kill()
     run.ends(4, deadline_s=30)
     assert "error: scheduler 0 (process" in run.stderr
@@ -280,7 +309,7 @@ def test_an_interrupt_while_processes_start(lab, data, number):
     run.until(log.exists, "the start of the scheduler")
     run.send(number)
     run.ends(128 + number, deadline_s=30)
-    assert "error: stopped before training began\n" in run.stderr
+    assert "error: stopped before training began [E-STOPPED]\n" in run.stderr
     lab.all_gone()
 
 
@@ -311,6 +340,28 @@ def test_processes_may_start_in_any_order(lab, data):
     assert results(scheduler.json) == results(trained(job(data, lab.folder / "train")))
 
 
+def test_what_died_is_started_again_by_hand(lab, data):
+    """With the same command, as a loop would: nobody says that one replaces another."""
+    values = {"model_kind": "fm", "train_passes": 6, "cluster_server_silent_s": 2}
+    overrides = job(data, lab.folder / "run", **SHORT | values)
+    scheduler, address = scheduler_of(lab, overrides)
+    nodes = {r: lab.start(r, *options(overrides), "--scheduler", address) for r in ROLES}
+    scheduler.until_progress(lab.folder / "run")
+    for role in ROLES:
+        nodes[role].process.kill()
+        nodes[role] = lab.start(role, *options(overrides), "--scheduler", address)
+    nodes["server"].until(lambda: "joined as" in nodes["server"].stderr, "another server")
+    scheduler.process.kill()
+    again, same = scheduler_of(lab, overrides)
+    assert same == address
+    again.ends(0)
+    assert "going on with the job of an earlier scheduler: pass " in again.stderr
+    for role in ROLES:
+        nodes[role].ends(0)
+    expected = trained(job(data, lab.folder / "train", **values))
+    assert results(again.json) == results(expected)
+
+
 def test_only_processes_of_the_same_job_are_let_in(lab, data):
     def given(role: str, **values: object) -> Run:
         overrides = job(data, lab.folder / "run", **values)
@@ -328,9 +379,11 @@ def test_only_processes_of_the_same_job_are_let_in(lab, data):
     refusal = f"config {theirs} there, {ours} here: use the same job file"
     assert refusal in other.ends(2).stderr
     server.until(lambda: "joined as" in server.stderr, "the server in the job")
-    assert "this job has its 1 servers" in given("server", **blue).ends(4).stderr
+    spare = given("server", **blue)
+    spare.until(lambda: "joined as" in spare.stderr, "another server in the job")
     given("worker", **blue).ends(0)
-    server.ends(0)
+    for one in (server, spare):
+        one.ends(0)
     expected = trained(job(data, lab.folder / "train"))
     assert results(scheduler.ends(0).json) == results(expected)
 
@@ -435,7 +488,7 @@ def test_a_launch_without_rows_starts_nothing(lab, data, tmp_path):
     empty = tmp_path / "empty.libsvm"
     empty.touch()
     run = launched(lab, job(data, tmp_path / "run", data_train=empty), 1, 1).ends(3)
-    assert run.stderr == f"error: no examples in {empty}\n"
+    assert run.stderr == f"error: no examples in {empty}; is it the right file? [E-DATA-EMPTY]\n"
     assert not list((tmp_path / "run" / "logs").iterdir())
 
 

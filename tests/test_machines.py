@@ -49,7 +49,7 @@ def identity(role: str = "server", **values) -> Identity:
 def register(**values) -> Register:
     i = identity(**values)
     digests = (i.config_digest, i.kernel_digest)
-    return Register(i.protocol, i.role, i.rank, i.job, *digests, i.boot, i.address)
+    return Register(i.protocol, i.role, i.rank, i.job, *digests, i.boot, i.address, i.replaces)
 
 
 def scheduler_of(setup: Setup) -> Scheduler:
@@ -82,13 +82,12 @@ def test_a_node_that_does_not_belong_is_refused_with_both_values(wrong, why, val
     assert len(scheduler.roster.nodes) == 1
 
 
-def test_more_servers_than_asked_are_refused():
+def test_a_node_that_registers_again_is_welcomed_again():
     scheduler = scheduler_of(plain(servers=1))
     (welcome,) = answers(scheduler.on_message("a", register(boot="1"), 0.0))
-    (refused,) = answers(scheduler.on_message("b", register(boot="2"), 0.0))
-    assert refused == Refused(-1, "full", -1, "this job has its 1 servers")
     (again,) = answers(scheduler.on_message("a", register(boot="1"), 1.0))
     assert (again.node, again.names) == (welcome.node, welcome.names)
+    assert len(scheduler.roster.nodes) == 1
 
 
 def test_a_scheduler_says_for_whom_it_waits_and_gives_up():
@@ -99,7 +98,9 @@ def test_a_scheduler_says_for_whom_it_waits_and_gives_up():
     assert logs[0] == "waiting for 1 of 2 servers and 1 of 1 worker, 5 s of 60 s"
     (stop,) = answers(scheduler.on_tick(60))
     assert (stop.phase, stop.exit_status) == ("stop", 4)
-    assert stop.reason == "1 of 2 servers and 1 of 1 worker did not come within 60 s"
+    assert (
+        stop.reason == "1 of 2 servers and 1 of 1 worker did not come within 60 s; see their logs"
+    )
 
 
 def status_of(node: int, seq: int, **values) -> Status:
@@ -176,7 +177,7 @@ def test_figures_that_come_after_the_job_was_stopped_start_nothing():
 def orders(seq: int = 1, **values) -> Orders:
     """Orders of a job with one server, node 0, and 64 partitions."""
     first = Orders(0, seq, 1, [0] * 64, [[0, "s0:1"]], -1, 0, "train", [], [], "", 0)
-    return replace(first, **values)
+    return replace(first, **{"epoch": values.get("view", 1), **values})
 
 
 def joined(machine, setup: Setup, **values):
@@ -444,7 +445,7 @@ def test_wrong_weights_are_not_taken(spoil):
     assert not computes(effects)
 
 
-@pytest.mark.parametrize("why", ["digest", "job", "protocol", "kernel", "full"])
+@pytest.mark.parametrize("why", ["digest", "job", "protocol", "kernel", "role"])
 def test_a_refused_node_ends_with_the_reason(why):
     setup = plain()
     worker = Worker(identity("worker"), Limits(), 0.0, setup.model(), setup.settings)

@@ -22,10 +22,10 @@ from ctrps.ps.effects import Send
 from ctrps.ps.job import Phase
 from ctrps.ps.messages import Pushed
 from ctrps.ps.plan import DataFile
-from ctrps.ps.sync import Stepwise
 from ctrps.ps.worker import Worker
 from tests.sim import Cluster, verify
 from tests.simaudit import AuditedServer
+from tests.simaudit import AuditedStepwise as Stepwise
 from tests.simjob import Data, Setup, changed, names_of_plan, plain
 
 SEEDS = int(os.environ.get("CTRPS_SIM_SEEDS", "200"))
@@ -62,6 +62,26 @@ def test_any_cluster_ends_with_the_bits_of_one_process(seeds):
             verify(cluster)
 
 
+@pytest.mark.parametrize("replicas", [0, 1])
+@chunks(SEEDS // 2)
+def test_any_crashes_are_survived(seeds, replicas):
+    for seed in seeds:
+        mode = ("sync", "async", "ssp")[seed % 3]
+        rng = random.Random(f"crashes {seed}")
+        faults = {
+            "kill_role": "any",
+            "crashes": rng.randint(1, 5),
+            "later_s": rng.choice([0.0, 30.0]),
+            "delays": (0.1, 40.0),
+        }
+        setup = changed(Setup.drawn(seed, mode), faults=faults, replicas=replicas)
+        with named(setup):
+            cluster = Cluster(setup)
+            scheduler = cluster.run()
+            verify(cluster)
+            assert scheduler.machine.trained_rows == setup.passes * len(setup.data.labels)
+
+
 def test_the_same_seed_gives_the_same_history():
     for seed in (5, 52):
         first, second = Cluster(Setup.drawn(seed)), Cluster(Setup.drawn(seed))
@@ -72,15 +92,15 @@ def test_the_same_seed_gives_the_same_history():
 
 
 @chunks(SEEDS // 5)
-def test_a_lost_server_ends_the_job_and_is_named(seeds):
+def test_a_server_lost_for_good_is_done_without_or_named(seeds):
     for seed in seeds:
-        mode = ("sync", "async", "ssp")[seed % 3]
+        mode = ("sync", "async", "ssp", "semi")[seed % 4]
         setup = changed(Setup.drawn(seed, mode), faults={"kill_role": "server", "crashes": 1})
         with named(setup):
             cluster = Cluster(setup)
             scheduler = cluster.run()
             if scheduler.status == 0:
-                # It had done its work, or the crash found nobody.
+                # Others took over, or it had done its work, or the crash found nobody.
                 verify(cluster)
             elif scheduler.machine.roster.nodes and cluster.crashed:
                 check_lost_server(cluster)
@@ -90,7 +110,8 @@ def check_lost_server(cluster: Cluster) -> None:
     scheduler, limits = cluster.processes["scheduler"], cluster.limits
     ((lost, at),) = cluster.crashed.items()
     joined = any(n.address == lost for n in scheduler.machine.roster)
-    name = f"({lost}) is lost" if joined else "servers did not come"
+    name = f"({lost}) is lost, and no other came for 60 s" if joined else "servers did not come"
+    assert cluster.setup.servers == 1 or not joined
     assert scheduler.status == 4 and name in scheduler.reason
     ended = ("fenced", "no word from the scheduler", "the scheduler refused this node: the job is")
     for process in cluster.processes.values():
@@ -104,7 +125,7 @@ def check_lost_server(cluster: Cluster) -> None:
 @chunks(SEEDS // 5)
 def test_a_lost_scheduler_ends_all_nodes(seeds):
     for seed in seeds:
-        mode = ("sync", "async", "ssp")[seed % 3]
+        mode = ("sync", "async", "ssp", "semi")[seed % 4]
         setup = changed(Setup.drawn(seed, mode), faults={"kill_role": "scheduler", "crashes": 1})
         with named(setup):
             cluster = Cluster(setup)
@@ -150,6 +171,14 @@ def interrupt_and_resume(setup: Setup, rng: random.Random) -> None:
     verify(cluster)
 
 
+def test_a_run_that_stopped_before_its_evaluation_makes_up_for_it():
+    first = run(Cluster(plain(evaluate_each=True, passes=3)))
+    assert first.judged == [0, 1, 2]
+    later = Cluster(first.setup)
+    later.disk, later.resume, later.owes = {0: first.disk[0]}, 0, True
+    assert run(later).judged == [0, 1, 2]
+
+
 # -- negative controls: broken machines that the same checks must find ---------------------------
 # In the comments: in how many seeds out of 60 each of them shows.
 
@@ -178,13 +207,13 @@ class FoldsByArrival(AuditedServer):
 class RepeatsCount(Stepwise):
     """Adds a push again when it comes again."""
 
-    def on_push(self, peer, push):
+    def on_push(self, peer, push, now):
         held = self._lanes.get(push.lane)
         if held and push.batch == self.partitions.step:
             twice = [tuple(2 * a for a in arrays) for arrays in (held.gradients, held.counts)]
             self._lanes[push.lane] = held._replace(gradients=twice[0], counts=twice[1])
             return [Send(peer, Pushed(push.request, push.batch))]
-        return super().on_push(peer, push)
+        return super().on_push(peer, push, now)
 
 
 class AddsRepeats(AuditedServer):
@@ -230,6 +259,15 @@ class MixesPullsUp(AuditedServer):
         self.asked = OfLastPull(100)
 
 
+class ForgetsToClip(AuditedServer):
+    """Takes gradients as large as they come."""
+
+    def _serve(self, pass_, step):
+        super()._serve(pass_, step)
+        for table in self.partitions.tables:
+            table.spec = replace(table.spec, clip_value=0.0, clip_row=0.0)
+
+
 class AsksOnlyOwnersOfKeys(Worker):
     """Pulls only from servers that hold a key of the batch; pushes to all, as it must."""
 
@@ -253,6 +291,7 @@ CONTROLS = {
     "keys of another worker": (MixesWorkersUp, Worker),  # 26
     "keys of another pull": (MixesPullsUp, Worker),  # 31
     "servers without keys not asked": (AuditedServer, AsksOnlyOwnersOfKeys),  # 41
+    "not clipped": (ForgetsToClip, Worker),  # 20
 }
 
 
@@ -269,6 +308,58 @@ def shows(seed: int, server_class: type[AuditedServer], worker_class: type[Worke
 @pytest.mark.parametrize("name", CONTROLS)
 def test_a_broken_machine_is_found_within_60_seeds(name):
     assert any(shows(seed, *CONTROLS[name]) for seed in range(60))
+
+
+# -- standbys: what an owner must hold back -----------------------------------------------------
+
+
+class AnswersEarly(AuditedServer):
+    """Answers a version before its standby has it."""
+
+    def _safely(self, answers):
+        return answers
+
+
+class ReportsEarly(AuditedServer):
+    """Reports progress before its standby has it."""
+
+    def _status(self, now):
+        if self.copies:
+            self.copies.facts = self._facts()
+        return super()._status(now)
+
+
+class ProtectsEarly(AuditedServer):
+    """Says that its standby may take its place when that has something."""
+
+    def _on_copied(self, copies, message, now):
+        copies.protected = True
+        return super()._on_copied(copies, message, now)
+
+
+STANDBY_CONTROLS = {
+    "sync answers early": (AnswersEarly, "sync"),
+    "sync reports early": (ReportsEarly, "sync"),  # 56
+    "async reports early": (ReportsEarly, "async"),  # 56
+    "async protects early": (ProtectsEarly, "async"),  # 17
+}
+
+
+@pytest.mark.parametrize("name", STANDBY_CONTROLS)
+def test_an_owner_that_holds_nothing_back_is_found_within_60_seeds(name):
+    server_class, mode = STANDBY_CONTROLS[name]
+
+    def breaks(seed: int) -> bool:
+        faults = {"kill_role": "any", "crashes": 2, "delays": (0.1,)}
+        cluster = Cluster(changed(Setup.drawn(seed, mode), faults=faults, replicas=1), server_class)
+        try:
+            cluster.run()
+            verify(cluster)
+        except (AssertionError, LocalProtocolError):
+            return True
+        return False
+
+    assert any(breaks(seed) for seed in range(60))
 
 
 # -- uneven clusters and data ------------------------------------------------------------------

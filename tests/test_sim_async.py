@@ -1,4 +1,4 @@
-"""Whole jobs in async and ssp mode: each batch in each partition once, whatever happens.
+"""Whole jobs in async, ssp and semi mode: each batch in each partition once, whatever happens.
 
 What these modes promise is not bits but counts, so the integer counter must be that of the plan,
 and so must the ledger that ``simaudit`` keeps beside each partition. An ordinary run takes 200
@@ -12,16 +12,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ctrps.ps import told
 from ctrps.ps.effects import Send
 from ctrps.ps.messages import Pushed
 from ctrps.ps.partition import NO_MARKS
 from ctrps.ps.progress import NO_PROGRESS
+from ctrps.ps.semi import Held
 from tests.sim import Cluster, verify
-from tests.simaudit import AuditedArrival, AuditedServer
+from tests.simaudit import AuditedArrival, AuditedSemi, AuditedServer
 from tests.simjob import Setup, changed, plain
 from tests.test_sim import SEEDS, chunks, named
 
-MODES = ["async", "ssp"]
+MODES = ["async", "ssp", "semi"]
 
 
 def check_staleness(cluster: Cluster) -> None:
@@ -31,8 +33,8 @@ def check_staleness(cluster: Cluster) -> None:
         assert server.mode.staleness.sum() == server.mode.applied
         if cluster.resume is None:
             assert server.mode.applied == sum(plan.steps for plan in cluster.plans)
-    told = cluster.processes["scheduler"].machine.progress(cluster.now)["staleness"]
-    assert told == np.trim_zeros(sum(counted), "b").tolist()
+    shown = told.progress(cluster.processes["scheduler"].machine, cluster.now)["staleness"]
+    assert shown == np.trim_zeros(sum(counted), "b").tolist()
 
 
 @chunks()
@@ -230,22 +232,22 @@ def test_only_the_last_pass_is_evaluated_unless_asked():
 class RepeatsCount(AuditedArrival):
     """Applies a push again when it comes again."""
 
-    def on_push(self, peer, push):
+    def on_push(self, peer, push, now):
         if len(self.owned) and push.batch <= self.lowest[push.lane]:
-            self._apply(push, self.owned)
+            self._apply(peer, push, self.owned)
             return [Send(peer, Pushed(push.request, push.batch))]
-        return super().on_push(peer, push)
+        return super().on_push(peer, push, now)
 
 
 class TakesGaps(AuditedArrival):
     """Applies a push although the one before is missing."""
 
-    def on_push(self, peer, push):
+    def on_push(self, peer, push, now):
         marks = self.marks[self.owned, push.lane]
         if len(marks) and marks.min() < push.batch - 1:
-            self._apply(push, self.owned)
+            self._apply(peer, push, self.owned)
             return [Send(peer, Pushed(push.request, push.batch))]
-        return super().on_push(peer, push)
+        return super().on_push(peer, push, now)
 
 
 class OpenGate(AuditedArrival):
@@ -256,6 +258,69 @@ class OpenGate(AuditedArrival):
 
     def check(self):
         pass
+
+
+class AnyAnswer(AuditedArrival):
+    """Takes the last answer to a pull for the one that the worker used."""
+
+    def _compensated(self, peer, push):
+        return super()._compensated(peer, replace(push, clock=self._clock_of(peer, push)))
+
+    def _clock_of(self, peer, push):
+        answer = self.tickets._kept.get((peer, push.asked))
+        return answer.clock if answer else push.clock
+
+
+class NeverLate(AuditedArrival):
+    """Knows no bound of staleness."""
+
+    def on_push(self, peer, push, now):
+        self.settings = replace(self.settings, stale_above=None)
+        return super().on_push(peer, push, now)
+
+
+class HoldsRepeats(AuditedSemi):
+    """Holds a push that has been applied before."""
+
+    def on_push(self, peer, push, now):
+        if len(self.owned) and push.batch <= self.lowest[push.lane]:
+            self._held[push.lane] = Held(push, {(peer, push.request)})
+            return self._step()
+        return super().on_push(peer, push, now)
+
+
+class NoQuorum(AuditedSemi):
+    """Applies what comes at once."""
+
+    def _enough(self):
+        return 1
+
+
+class NoWindow(AuditedSemi):
+    """Waits for the quorum however long it takes."""
+
+    def on_tick(self, now):
+        self.settings = replace(self.settings, window_s=1000.0)
+        return super().on_tick(now)
+
+
+class NoTurns(AuditedSemi):
+    """Answers a pull before the push of the batch before it is applied."""
+
+    def _ready(self, pull):
+        return True
+
+
+def semi_of(mode: type[AuditedSemi]) -> type[AuditedServer]:
+    return type(mode.__name__, (AuditedServer,), {"semi": mode})
+
+
+class MixesAnswersUp(AuditedServer):
+    arrival = AnyAnswer
+
+
+class TakesWhatIsLate(AuditedServer):
+    arrival = NeverLate
 
 
 class AddsRepeats(AuditedServer):
@@ -275,10 +340,10 @@ class Forgetful(AuditedServer):
 
     forgets = "marks"
 
-    def on_loaded(self, partitions, pass_, step, now):
+    def on_loaded(self, view, partitions, pass_, step, now):
         nothing = {"marks": NO_MARKS, "progress": NO_PROGRESS}[self.forgets]
         states = {p: s._replace(**{self.forgets: nothing}) for p, s in partitions.items()}
-        return super().on_loaded(states, pass_, step, now)
+        return super().on_loaded(view, states, pass_, step, now)
 
 
 class ForgetsProgress(Forgetful):
@@ -290,6 +355,14 @@ CONTROLS = {
     "repeated push added, ssp": (AddsRepeats, "ssp"),  # 50
     "gaps accepted": (AcceptsGaps, "async"),  # 10
     "gate open": (GateOpen, "ssp"),  # 23
+    "late pushes as they are": (TakesWhatIsLate, "async"),  # 17
+    "late pushes as they are, ssp": (TakesWhatIsLate, "ssp"),  # 17
+    "compensated by another answer": (MixesAnswersUp, "async"),  # 9
+    "repeated push held, semi": (semi_of(HoldsRepeats), "semi"),  # 48
+    "no quorum": (semi_of(NoQuorum), "semi"),  # 21
+    "no window": (semi_of(NoWindow), "semi"),  # 20
+    "lanes out of turn": (semi_of(NoTurns), "semi"),  # 21
+    "marks not saved, semi": (Forgetful, "semi"),  # 34
     "marks not saved": (Forgetful, "async"),  # 43
     "progress not saved": (ForgetsProgress, "async"),  # 30
     "progress not saved, sync": (ForgetsProgress, "sync"),  # 26

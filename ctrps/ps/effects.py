@@ -9,6 +9,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from ctrps.models import Minibatch
+from ctrps.ps.journal import Journal
 from ctrps.ps.messages import Arrays, Message
 from ctrps.ps.partition import PartitionState
 from ctrps.ps.plan import BatchRef, Manifest
@@ -27,10 +28,9 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """From now on node ``node`` can be reached at ``address`` (``host:port``)."""
+    """From now on these nodes can be reached at ``host:port``, and no others that were before."""
 
-    node: int
-    address: str
+    addresses: dict[int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,11 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Read partitions of a checkpoint; comes back as ``on_loaded``."""
+    """Read partitions of a checkpoint to go on in ``pass_``; comes back as ``on_loaded``."""
 
+    epoch: int
     checkpoint: int
+    pass_: int
     partitions: tuple[int, ...]
 
 
@@ -99,6 +101,13 @@ class Commit:
     step: int
     border: bool
     files: tuple[tuple[int, str, int, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Remember:
+    """Have this on disk, in the place of what was there, before any message of these effects."""
+
+    journal: Journal
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +158,7 @@ Effect = (
     | Load
     | Save
     | Commit
+    | Remember
     | Evaluated
     | Keep
     | Begin

@@ -1,6 +1,6 @@
 """What the scheduler is told of a job, and the phases that a job goes through."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from ctrps.ps.plan import Manifest, PlanSettings
@@ -23,8 +23,12 @@ class JobSpec:
 
     Attributes
     ----------
+    replicas
+        Standbys of each server: 0 or 1.
+    plan_digest
+        Of data and lanes: a journal of other ones is none of this job's.
     resume
-        The (checkpoint, pass, step) to begin from, None for an empty model.
+        The (checkpoint, pass, step) of the newest checkpoint, None for an empty model.
     checkpoint_s
         Seconds between checkpoints inside a pass; 0 for none.
     evaluate_each
@@ -41,10 +45,27 @@ class JobSpec:
     partitions: int
     settings: PlanSettings
     manifest: Manifest
+    replicas: int = 0
+    plan_digest: str = ""
     resume: tuple[int, int, int] | None = None
     checkpoint_s: float = 0.0
     evaluate_each: bool = False
     patience: int = 0
+
+
+@dataclass(slots=True)
+class Clock:
+    """Times of the run, in seconds of the driver's clock."""
+
+    began: float
+    said: float
+    progress: float
+    no_worker: float | None = None
+    training_since: float = 0.0
+    pass_s: float | None = None
+    train_s: float = 0.0
+    step_s: float = 0.0
+    marks: tuple[object, ...] = field(default_factory=tuple)
 
 
 class EarlyStop:
@@ -80,3 +101,47 @@ class EarlyStop:
     @property
     def over(self) -> bool:
         return 0 < self._patience <= self._worse
+
+
+class Poison:
+    """Counts workers that die at the same batch, and at none that they got done.
+
+    Deaths that are close together count as one: which batch is next is known from reports that
+    come once a beat, and of workers that are killed together, only one has begun it.
+
+    Parameters
+    ----------
+    apart_s
+        Time between two deaths that count, more than a beat.
+
+    Attributes
+    ----------
+    most
+        Deaths after which no other worker is given the batch.
+
+    Examples
+    --------
+    >>> poison = Poison(apart_s=1.5)
+    >>> [poison.after_death([(0, n), (2, 5)], now=2.0 * n) for n in range(4)]
+    [[], [], [(2, 5)], [(2, 5)]]
+    """
+
+    most = 3
+
+    def __init__(self, apart_s: float):
+        self._apart_s = apart_s
+        self._deaths: dict[int, tuple[int, int, float]] = {}
+
+    def after_death(self, held: list[tuple[int, int]], now: float) -> list[tuple[int, int]]:
+        """A worker died with these batches in hand, as ``(lane, batch)``; those of too many."""
+        for lane, batch in held:
+            before, deaths, at = self._deaths.get(lane, (-1, 0, now))
+            if before != batch:
+                self._deaths[lane] = (batch, 1, now)
+            elif now - at >= self._apart_s:
+                self._deaths[lane] = (batch, deaths + 1, now)
+        return [(g, b) for g, b in held if self._deaths[g][1] >= self.most]
+
+    def clear(self) -> None:
+        """Another pass."""
+        self._deaths.clear()

@@ -37,6 +37,7 @@ class Limits:
     say_s: float = 5.0
     start_s: float = 60.0
     give_up_s: float = 60.0
+    server_wait_s: float = 30.0
     steal_s: float = 2.0
     linger_s: float = 5.0
 
@@ -53,6 +54,7 @@ class Identity:
     address: str
     protocol: int
     rank: int = -1
+    replaces: bool = False
 
 
 class Life(Enum):
@@ -85,6 +87,7 @@ class Member(ABC):
         self.life = Life.JOINING
         self.measured: Mapping[str, float] = {}
         self.node = -1
+        self.rank = identity.rank
         self.orders: Orders | None = None
         self._term = -1
         self._seq = 0
@@ -137,8 +140,9 @@ class Member(ABC):
             self._seq += 1
             return [Send(SCHEDULER, self._status(now))]
         i = self.identity
+        digests = i.config_digest, i.kernel_digest
         message = Register(
-            i.protocol, i.role, i.rank, i.job, i.config_digest, i.kernel_digest, i.boot, i.address
+            i.protocol, i.role, i.rank, i.job, *digests, i.boot, i.address, i.replaces
         )
         return [Send(SCHEDULER, message)]
 
@@ -146,7 +150,7 @@ class Member(ABC):
         if message.boot != self.identity.boot or self.life is not Life.JOINING:
             return []
         self.life = Life.WORKING
-        self.node, self._term = message.node, message.term
+        self.node, self._term, self.rank = message.node, message.term, message.rank
         self._heard = now
         manifest = Manifest.unpack(message.names, message.blocks)
         self._joined(manifest)
@@ -166,6 +170,8 @@ class Member(ABC):
             self._heard = now
         if self.orders and (orders.term, orders.seq) <= (self.orders.term, self.orders.seq):
             return False
+        if orders.term > self._term:
+            self._next_beat = now  # another scheduler: it knows nothing of this node yet
         self.orders = orders
         self._term = orders.term
         return True

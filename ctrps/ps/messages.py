@@ -12,7 +12,7 @@ whether it comes at the right time, is for the machines.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -21,7 +21,7 @@ from ctrps.codec import WIRE, Buffer, CodecError, Limits
 from ctrps.codec import decode as decode_frames
 from ctrps.codec import encode as encode_frames
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAX_TEXT = 1 << 19
 
 MOST = 1 << 62
@@ -49,7 +49,7 @@ class Register(Message):
 
     ``boot`` is drawn at random by each process, so a repeat is recognised; ``address`` is where a
     server listens. ``role`` is ``server`` or ``worker``; ``rank`` is the wish of a launcher, -1 for
-    none.
+    none. ``replaces``: the launcher has seen the end of the node that had this rank.
     """
 
     KIND = "register"
@@ -61,6 +61,7 @@ class Register(Message):
     kernel_digest: str
     boot: str
     address: str
+    replaces: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,10 @@ class Status(Message):
         Worker: lanes that it has finished.
     results
         Worker, evaluating: scores float32 and labels float32 of each of ``lanes``, alternating.
-        Server: histogram of progressive scores int64[bins, 2], staleness int64[bins], and, but in
+        Server: histogram of progressive scores int64[bins, 2], staleness int64[bins], and, but for
         sync mode, int32[lanes] the last batch of each lane that all its partitions have.
+    protected
+        Server: the pair of ``Orders.standbys`` whose standby may take its place, -1 for none.
     """
 
     KIND = "status"
@@ -132,6 +135,7 @@ class Status(Message):
     waits_for: str
     lanes: list[int]
     results: Arrays
+    protected: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +149,15 @@ class Orders(Message):
     addresses
         ``[node, address]`` of the servers of the view.
     restore
-        Checkpoint id that the view's partitions begin from, -1 for none.
+        Checkpoint id that the partitions of the epoch begin from, -1 for none.
     leases
         Worker: ``[lane, first batch]`` to compute.
     cut
         ``[checkpoint id, pass, step]`` to save at, or empty.
+    epoch
+        The view in which the present rows began.
+    standbys
+        ``[owner, standby, pair, address of the standby]``.
     """
 
     KIND = "orders"
@@ -165,6 +173,8 @@ class Orders(Message):
     cut: list[int]
     reason: str
     exit_status: int
+    epoch: int = 0
+    standbys: list[tuple[int, int, int, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,13 +252,44 @@ class Pushed(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Copy(Message):
+    """Owner -> standby: the next part of what the owner has.
+
+    ``pair`` is that of the two in ``Orders.standbys``, ``seq`` counts from 0. ``what`` is
+
+    * ``rows``: keys and rows of each table, marks, progress of the partition ``numbers[0]``;
+    * ``undo``: keys of the last step and weights before it, for each table;
+    * ``end``: of the state: pass, step, rows, clock and staleness of the last push; staleness;
+    * ``push``: pass, lane, batch, rows, clock, and the arrays of ``Push``, in the same order;
+    * ``turn``: the pass that begins.
+    """
+
+    KIND = "copy"
+    pair: int
+    seq: int
+    what: str
+    numbers: list[int]
+    loss_sum: float
+    arrays: Arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Copied(Message):
+    """Standby -> owner: all messages before ``seq`` are here."""
+
+    KIND = "copied"
+    pair: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
 class Refused(Message):
     """The request cannot be served now, or never.
 
     Of a data message ``why`` is ``view`` or ``pass`` (``value``: the one here), ``behind`` (the
-    lowest batch that can be pulled), ``gap`` (the batch that comes next), ``keys`` (send the push
-    with its keys), ``wait`` or ``bad``; of a registration it is ``digest, job, protocol, kernel``,
-    ``role`` or ``full``, with both values in ``detail``.
+    lowest batch that can be pulled), ``gap`` (the batch that comes next), ``stale`` (how much),
+    ``keys`` (send the push with its keys), ``wait`` or ``bad``; of a registration it is ``digest,
+    job, protocol, kernel`` or ``role``, with both values in ``detail``.
     """
 
     KIND = "refused"
@@ -270,7 +311,20 @@ class Bye(Message):
 
 KINDS: dict[str, type[Message]] = {
     cls.KIND: cls
-    for cls in (Register, Welcome, Status, Orders, Pull, Pulled, Push, Pushed, Refused, Bye)
+    for cls in (
+        Register,
+        Welcome,
+        Status,
+        Orders,
+        Pull,
+        Pulled,
+        Push,
+        Pushed,
+        Copy,
+        Copied,
+        Refused,
+        Bye,
+    )
 }
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ctrps.errors import LocalProtocolError
-from ctrps.kernels import csr
+from ctrps.kernels import csr, delay
 from ctrps.kernels import keys as key_kernels
 from ctrps.models import Minibatch, Model
 from ctrps.ps.progress import NO_SCORES, Progress, Scores
@@ -47,6 +47,13 @@ class Contribution(NamedTuple):
         )
 
 
+def _fixed(array: np.ndarray) -> np.ndarray:
+    """The same array, which nobody may write: to Numba one type, whatever message it came in."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
 class Fold(NamedTuple):
     """The keys of one step with the sums over its lanes.
 
@@ -67,6 +74,7 @@ class Fold(NamedTuple):
 
         Each key's sum is a chain of float32 additions in that order, wherever the key lives.
         """
+        parts = [(_fixed(k), _fixed(g), _fixed(c)) for k, g, c in parts]
         if len(parts) == 1:
             return cls(*parts[0])
         every = np.concatenate([np.empty(0, np.uint64), *(keys for keys, *_ in parts)])
@@ -186,6 +194,20 @@ class PartitionSet:
             raise LocalProtocolError("a pull of the step before asks for a key that was not in it")
         return before[where]
 
+    def undo_arrays(self) -> Arrays:
+        """Keys and weights of the step before, for each table; empty if there is none."""
+        if self._undo is None:
+            return ()
+        return tuple(a for fold, w in zip(*self._undo, strict=True) for a in (fold.keys, w))
+
+    def load_undo(self, arrays: Arrays) -> None:
+        """Take over what ``undo_arrays`` gave."""
+        folds = tuple(
+            Fold(keys, np.zeros((0, table.spec.dim), np.float32), np.zeros(0, np.int32))
+            for keys, table in zip(arrays[::2], self.tables, strict=True)
+        )
+        self._undo = Undo(folds, arrays[1::2])
+
     @property
     def can_undo(self) -> bool:
         """Whether the last step can be pulled again; not right after a restore or a turn."""
@@ -226,11 +248,38 @@ class PartitionSet:
         self.step += 1
         self.rows_seen += step_rows
 
-    def apply_one(self, part: Contribution, staleness: int) -> None:
-        """Apply a single batch, whose weights were read ``staleness`` batches ago."""
+    def apply_late(self, parts: Sequence[Contribution], staleness: int, scale: float = 1.0) -> None:
+        """Apply batches together: fold them as they come, then one optimiser step.
+
+        Parameters
+        ----------
+        parts
+        staleness
+            Of the weights that they were computed with.
+        scale
+            What their sum is multiplied by.
+        """
+        step_rows = sum(part.rows for part in parts)
         for number, table in enumerate(self.tables):
-            keys, gradient, counts = (p[number] for p in (part.keys, part.gradients, part.counts))
-            table.step_stale(keys, gradient, counts, part.rows, staleness)
+            fold = Fold.of(
+                [(p.keys[number], p.gradients[number], p.counts[number]) for p in parts],
+                table.spec.dim,
+            )
+            table.step_stale(*fold, step_rows, staleness, scale)
+
+    def compensated(
+        self, keys: Arrays, gradients: Arrays, counts: Arrays, then: Arrays, rate: float
+    ) -> Arrays:
+        """Gradients of the weights ``then``, as far as possible those at the present weights.
+
+        ``rate`` is the lambda of ``ctrps.kernels.delay``.
+        """
+        now, out = self.pull(keys), tuple(np.empty_like(g) for g in gradients)
+        for arrays in zip(gradients, counts, now, then, out, strict=True):
+            g, count, present, past, result = arrays
+            args = (_fixed(g), _fixed(count), present, past)
+            delay.compensate(*args, np.float32(rate), result)
+        return out
 
     def turn(self, pass_: int) -> None:
         """Begin another pass."""

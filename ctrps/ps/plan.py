@@ -40,8 +40,8 @@ class DataFile:
 class PlanSettings:
     """What fixes the lanes, beside the data: part of the identity of a run, like its seed.
 
-    ``mode`` is ``sync`` or ``ssp`` (the chunks of a pass are dealt to ``lanes`` lanes) or ``async``
-    (every chunk is a lane of its own, in the order in which chunks are walked).
+    ``mode`` is ``sync``, ``ssp`` or ``semi`` (the chunks of a pass are dealt to ``lanes`` lanes) or
+    ``async`` (every chunk is a lane of its own, in the order in which chunks are walked).
     """
 
     batch_rows: int

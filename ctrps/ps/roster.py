@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ctrps.ps.effects import Peer
+from ctrps.ps.journal import Known
 from ctrps.ps.member import Limits
 from ctrps.ps.messages import PROTOCOL, Register, Status
 
@@ -44,17 +45,14 @@ class Roster:
     ----------
     job, config_digest
         What a node must bring along to be let in.
-    servers : int
-        Servers that the job wants; more are refused.
     limits
     """
 
-    def __init__(self, job: str, config_digest: str, servers: int, limits: Limits):
+    def __init__(self, job: str, config_digest: str, limits: Limits):
         self.nodes: dict[int, Node] = {}
         self._job = job
         self._config_digest = config_digest
-        self._kernel_digest = ""
-        self._servers = servers
+        self.kernel_digest = ""
         self._silent_s = {"worker": limits.worker_silent_s, "server": limits.server_silent_s}
 
     def __iter__(self) -> Iterator[Node]:
@@ -86,25 +84,38 @@ class Roster:
             theirs = message.config_digest[:40]
             ours = self._config_digest
             return "digest", f"config {theirs} there, {ours} here: use the same job file"
-        if self._kernel_digest and message.kernel_digest != self._kernel_digest:
-            theirs, ours = message.kernel_digest[:40], self._kernel_digest
+        if self.kernel_digest and message.kernel_digest != self.kernel_digest:
+            theirs, ours = message.kernel_digest[:40], self.kernel_digest
             return "kernel", f"kernels {theirs} there, {ours} here: they compute other bits"
-        servers = [node for node in self if node.role == "server"]
-        if message.role == "server" and len(servers) >= self._servers:
-            if self.known(message.boot) is None:
-                return "full", f"this job has its {self._servers} servers"
         return None
+
+    def replaced(self, message: Register) -> Node | None:
+        """The node whose end the launcher of another one has seen."""
+        if not message.replaces:
+            return None
+        return next((n for n in self.alive(message.role) if n.rank == message.rank), None)
 
     def admit(self, peer: Peer, message: Register, now: float) -> Node:
         """Take a new node in; the first one fixes which kernels the others must have."""
-        self._kernel_digest = self._kernel_digest or message.kernel_digest
-        taken = {node.rank for node in self if node.role == message.role}
+        self.kernel_digest = self.kernel_digest or message.kernel_digest
+        taken = {node.rank for node in self.alive(message.role)}
         free = next(rank for rank in range(len(taken) + 1) if rank not in taken)
         rank = message.rank if 0 <= message.rank and message.rank not in taken else free
         number = len(self.nodes)
         node = Node(number, message.role, rank, message.boot, message.address, peer, now)
         self.nodes[number] = node
         return node
+
+    def save(self) -> tuple[Known, ...]:
+        """All nodes, for the journal."""
+        return tuple(Known(n.number, n.role, n.rank, n.boot, n.address, not n.alive) for n in self)
+
+    def restore(self, members: tuple[Known, ...], kernel_digest: str, now: float) -> None:
+        """The nodes of an earlier scheduler: none is silent before it could have spoken."""
+        self.kernel_digest = kernel_digest
+        for m in members:
+            node = Node(m.number, m.role, m.rank, m.boot, m.address, None, now, dead=m.out)
+            self.nodes[m.number] = node
 
     def bury(self, now: float) -> list[Node]:
         """Declare nodes dead, for ever, that have been silent too long; returns those."""

@@ -4,35 +4,19 @@ It is the only machine that declares a node dead, makes a view, or ends the job.
 progress is a cache of what servers report; leases only spread the work.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
-
+from ctrps.ps import told
 from ctrps.ps.cuts import Cuts
-from ctrps.ps.effects import Commit, Effects, Evaluated, Finish, Keep, Log, Peer, Send
+from ctrps.ps.effects import Effects, Evaluated, Finish, Keep, Log, Peer, Remember, Send
 from ctrps.ps.evaluation import Evaluation
-from ctrps.ps.job import EarlyStop, JobSpec, Phase
-from ctrps.ps.member import FENCED, Limits
-from ctrps.ps.messages import Bye, Message, Orders, Refused, Register, Status, Welcome
+from ctrps.ps.fleet import Fleet
+from ctrps.ps.job import Clock, EarlyStop, JobSpec, Phase, Poison
+from ctrps.ps.journal import Journal
+from ctrps.ps.member import Limits
+from ctrps.ps.messages import Bye, Message, Refused, Register, Status, Welcome
 from ctrps.ps.roster import Node, Roster
 from ctrps.ps.training import Training
-from ctrps.ps.view import assign
 
-
-@dataclass(slots=True)
-class Clock:
-    """Times of the run, in seconds of the driver's clock."""
-
-    began: float
-    said: float
-    progress: float
-    no_worker: float | None = None
-    training_since: float = 0.0
-    pass_s: float | None = None
-    train_s: float = 0.0
-    step_s: float = 0.0
-    saved: float = 0.0
-    marks: tuple[object, ...] = field(default_factory=tuple)
+GO_ON = "interrupted; run the same command again to go on"
 
 
 class Scheduler:
@@ -46,14 +30,23 @@ class Scheduler:
         Monotonic seconds at the start.
     term
         Number of this start of the scheduler.
+    journal
+        What an earlier scheduler of this job remembered: its nodes may still be at work.
     """
 
-    def __init__(self, spec: JobSpec, limits: Limits, now: float, term: int = 0):
+    def __init__(
+        self,
+        spec: JobSpec,
+        limits: Limits,
+        now: float,
+        term: int = 0,
+        journal: Journal | None = None,
+    ):
         self.spec = spec
         self.limits = limits
         self.term = term
         self.phase = Phase.FORMING
-        self.roster = Roster(spec.name, spec.config_digest, spec.servers, limits)
+        self.roster = Roster(spec.name, spec.config_digest, limits)
         self.pass_ = spec.resume[1] if spec.resume else 0
         self.training = Training(spec.manifest.train, spec.settings, self.pass_)
         self.evaluation = Evaluation(spec.manifest.test)
@@ -64,13 +57,36 @@ class Scheduler:
         self.early_stop = EarlyStop(spec.patience)
         self.trained_rows = 0
         self.trained_steps = 0
+        self.timed_rows = 0
         self.keys = 0
-        self._seq = 0
-        self._view = -1
-        self._owners: list[int] = []
-        self._cuts = Cuts(spec.resume[0] + 1 if spec.resume else 0)
-        self._interrupted: tuple[int, str] | None = None
+        self.fleet = Fleet(self.roster, limits, spec.servers, spec.replicas, spec.partitions)
+        self._servers = spec.servers * (1 + spec.replicas)
+        self.poison = Poison(1.5 * limits.beat_s)
+        first, sync = spec.resume[0] + 1 if spec.resume else 0, spec.settings.mode == "sync"
+        self.cuts = Cuts(first, sync, spec.checkpoint_s, limits.beat_s)
+        self.seq = 0
+        self._first_term = term
+        self._remembered: Journal | None = None
+        self._interrupted = 0
         self._stop_by = 0.0
+        if journal is not None:
+            self._go_on(journal, now)
+
+    def _go_on(self, journal: Journal, now: float) -> None:
+        """Take up the job of an earlier scheduler; its servers will say how far they are."""
+        self.roster.restore(journal.members, journal.kernel_digest, now)
+        self.fleet.go_on(journal.placement, now)
+        self.pass_ = journal.pass_
+        self.trained_rows, self.trained_steps = journal.rows, journal.steps
+        self._first_term = journal.first_term
+        self.cuts.next = max(self.cuts.next, journal.next_checkpoint)
+        self.training.turn(self.pass_)
+        self.training.begun = journal.begun
+        if journal.end:
+            self.exit_status, self.reason = journal.end
+            self.phase, self._stop_by = Phase.STOPPING, now + self.limits.linger_s
+        elif self.fleet.placement.number > 0:
+            self.phase = Phase.LOADING
 
     # -- events ---------------------------------------------------------------------------------
 
@@ -78,17 +94,43 @@ class Scheduler:
         """Take one message; one that is not for a scheduler is dropped."""
         if self.phase is Phase.ENDED:
             return []
+        effects: Effects = []
         match message:
             case Register():
-                return self._on_register(peer, message, now)
+                effects = self._on_register(peer, message, now)
             case Status():
-                return self._on_status(peer, message, now)
+                effects = self._on_status(peer, message, now)
             case Bye():
-                return self._on_bye(message, now)
-        return []
+                effects = self._on_bye(message, now)
+        return self._safely(effects)
 
     def on_tick(self, now: float) -> Effects:
         """Deadlines: silent nodes, waits, stalls, the end."""
+        return self._safely(self._on_deadlines(now))
+
+    def _safely(self, effects: Effects) -> Effects:
+        """What must survive this process is on disk before anybody hears of it."""
+        journal = Journal(
+            self.spec.config_digest,
+            self.roster.kernel_digest,
+            self.spec.plan_digest,
+            self._first_term,
+            self.term,
+            self.roster.save(),
+            self.fleet.placement,
+            self.pass_,
+            self.cuts.next,
+            self.trained_rows,
+            self.trained_steps,
+            self.training.begun,
+            (self.exit_status, self.reason) if self.phase in (Phase.STOPPING, Phase.ENDED) else (),
+        )
+        if journal == self._remembered:
+            return effects
+        self._remembered = journal
+        return [Remember(journal), *effects]
+
+    def _on_deadlines(self, now: float) -> Effects:
         match self.phase:
             case Phase.ENDED:
                 return []
@@ -96,22 +138,34 @@ class Scheduler:
                 return self._linger(now)
             case Phase.FORMING:
                 return self._wait_for_nodes(now)
-        return self._bury(now) or self._mind_progress(now)
+        return self._bury(now) or self._replace_servers(now) or self._mind_progress(now)
 
     def on_committed(self, checkpoint: int, now: float) -> Effects:
         """The manifest of ``checkpoint`` has its name: the checkpoint exists."""
-        closed = self.committed = self._cuts.close()
+        closed = self.committed = self.cuts.close(now)
         assert closed[0] == checkpoint
         effects: Effects = [Log(f"checkpoint {checkpoint}: pass {closed[1]} step {closed[2]}")]
+        border = closed[1:] == (self.pass_, self.training.plan.steps)
+        if border:
+            self._count_pass()
         if self._interrupted:
-            return effects + self._stop(75, self._interrupted[1], now)
-        if self.phase is not Phase.TRAINING:
-            return effects  # the job has been ended meanwhile
-        if closed[2] != self.training.plan.steps:
-            self.clock.saved = now
-            self._cuts.order(self.pass_, self.training.plan.steps)
-            return effects + self._tell_all()
-        return effects + self._after_pass(now)
+            effects += self._stop(75, GO_ON, now)
+        elif self.phase is Phase.LOADING:
+            effects += self._replace_servers(now)  # one was lost meanwhile
+        elif self.phase is Phase.TRAINING and border:
+            effects += self._after_pass(now)
+        elif self.phase is Phase.TRAINING:
+            self.cuts.order_border()
+            effects += self._tell_all()
+        return self._safely(effects)
+
+    def _count_pass(self) -> None:
+        """The pass is safe: its rows count, each once."""
+        if self.clock.pass_s is not None:
+            self.clock.train_s += self.clock.pass_s
+            self.timed_rows += self.training.plan.rows - self.training.first_rows
+        steps, rows = self.training.close()
+        self.trained_steps, self.trained_rows = self.trained_steps + steps, self.trained_rows + rows
 
     def on_scored(self, badness: float | None, now: float) -> Effects:
         """The scores of ``Evaluated`` have been judged.
@@ -130,7 +184,7 @@ class Scheduler:
             effects.append(Log(f"no better for {self.spec.patience} passes: stopping early"))
         if self.early_stop.over or self.pass_ + 1 >= self.spec.passes:
             return effects + self._stop(0, "done", now)
-        return effects + self._next_pass(now)
+        return self._safely(effects + self._next_pass(now))
 
     def on_interrupt(self, signal_status: int, now: float) -> Effects:
         """Somebody asks to stop: save a checkpoint at the next step that allows it, then end.
@@ -139,17 +193,21 @@ class Scheduler:
         """
         if self._interrupted or self.phase in (Phase.STOPPING, Phase.ENDED):
             return []
-        why = "interrupted; run the same command again to go on"
+        self._interrupted = signal_status
         if self.phase is Phase.TRAINING:
-            self._interrupted = (signal_status, why)
-            return [Log("stopping after a checkpoint"), *self._cut_soon(now)]
+            self.cuts.soon(self.training.step, self.fleet.reports, self.clock.step_s)
+            return self._safely([Log("stopping after a checkpoint"), *self._tell_all()])
+        return self._safely(self._stop_unsaved(now))
+
+    def _stop_unsaved(self, now: float) -> Effects:
+        """Somebody asked to stop: what the last checkpoint holds is all there is."""
         if self.committed:
-            return self._stop(75, why, now)
-        return self._stop(signal_status, "interrupted before the first step", now)
+            return self._stop(75, GO_ON, now)
+        return self._stop(self._interrupted, "interrupted before the first checkpoint", now)
 
     def on_fault(self, what: str, exit_status: int, now: float) -> Effects:
         """The driver cannot go on (disk, data): end the job."""
-        return self._stop(exit_status, what, now)
+        return self._safely(self._stop(exit_status, what, now))
 
     # -- members --------------------------------------------------------------------------------
 
@@ -166,10 +224,16 @@ class Scheduler:
         if known:
             known.peer, known.heard = peer, now
             return [Send(peer, self._welcome(known))]
+        if lost := self.roster.replaced(message):
+            lost.dead = True
         node = self.roster.admit(peer, message, now)
         effects: Effects = [Send(peer, self._welcome(node)), Log(f"{node} joined")]
+        if lost:
+            effects += self._lost(lost, "it died, and was started again", now)
         if self.phase is Phase.FORMING:
             return effects + self._form_if_complete(now)
+        if self.fleet.pair_up():
+            effects.append(Log(f"{node} stands by"))
         return effects + self._deal(now)
 
     def _welcome(self, node: Node) -> Welcome:
@@ -178,21 +242,31 @@ class Scheduler:
 
     def _form_if_complete(self, now: float) -> Effects:
         servers, workers = self.roster.alive("server"), self.roster.alive("worker")
-        if len(servers) < self.spec.servers or len(workers) < self.spec.workers:
+        if len(servers) < self._servers or len(workers) < self.spec.workers:
             return []
-        self._view = 1
-        self._owners = assign(self.spec.partitions, [n.number for n in servers])
+        return self._place(now)
+
+    def _place(self, now: float) -> Effects:
+        """Another view, on all servers there are: everything goes on from the last checkpoint."""
+        self.fleet.place(self.committed[0] if self.committed else -1)
+        self.training.back()
         return self._enter(Phase.LOADING, now)
 
     def _wait_for_nodes(self, now: float) -> Effects:
         waited, limit = now - self.clock.began, self.limits.start_s
-        missing = self.roster.missing(self.spec.servers, self.spec.workers)
+        missing = self.roster.missing(self._servers, self.spec.workers)
         if waited >= limit:
-            return self._stop(4, f"{missing} did not come within {limit:.0f} s", now)
+            return self._stop(
+                4, f"{missing} did not come within {limit:.0f} s; see their logs", now
+            )
+        return self._say(f"waiting for {missing}, {waited:.0f} s of {limit:.0f} s", now)
+
+    def _say(self, words: str, now: float) -> Effects:
+        """For people, once in a while."""
         if now - self.clock.said < self.limits.say_s:
             return []
         self.clock.said = now
-        return [Log(f"waiting for {missing}, {waited:.0f} s of {limit:.0f} s")]
+        return [Log(words)]
 
     def _bury(self, now: float) -> Effects:
         effects: Effects = []
@@ -204,11 +278,41 @@ class Scheduler:
         if self.phase in (Phase.STOPPING, Phase.ENDED):
             return []
         if node.role == "server":
-            return self._stop(4, f"{node} is lost: {how}", now)
+            return self._lost_server(node, how, now)
         effects: Effects = [Log(f"{node} is lost: {how}; its lanes go to others")]
-        if self.phase is not Phase.FORMING:
-            effects += self._deal(now)
-        return effects
+        if self.phase is Phase.TRAINING:
+            held = self.training.held_up_by(node.number, self.fleet.reports)
+            if poisonous := self.poison.after_death(held, now):
+                what = told.poisoned(self, poisonous, f"{node}: {how}")
+                return [*effects, *self._stop(3, what, now)]
+        return effects + (self._deal(now) if self.phase is not Phase.FORMING else [])
+
+    def _lost_server(self, node: Node, how: str, now: float) -> Effects:
+        """Its standby goes on; or, its rows gone, all servers go back to the last checkpoint."""
+        effects: Effects = [Log(f"{node} is lost: {how}")]
+        view = self.fleet.placement.number
+        if not self.fleet.lose(node, now):
+            if self.fleet.placement.number == view:
+                return effects + self._tell_all()
+            self.cuts.withdraw()
+            return [*effects, Log("its standby goes on"), *self._enter(Phase.LOADING, now)]
+        if self._interrupted and not self.cuts.committing:
+            return effects + self._stop_unsaved(now)
+        self.cuts.withdraw()
+        back = f"checkpoint {self.committed[0]}" if self.committed else "the beginning"
+        effects += [Log(f"going back to {back}"), *self._enter(Phase.LOADING, now)]
+        return effects + self._replace_servers(now)
+
+    def _replace_servers(self, now: float) -> Effects:
+        """Make another view when the servers that were lost have been replaced, or are not."""
+        waits = self.fleet.lost_at is not None and self.phase is Phase.LOADING
+        if not waits or self.cuts.committing:
+            return []
+        if self.fleet.enough(now):
+            return self._place(now)
+        if why := self.fleet.given_up(now):
+            return self._stop(4, why, now)
+        return self._say(self.fleet.waits_for(now), now)
 
     def _on_bye(self, message: Bye, now: float) -> Effects:
         node = self.roster.get(message.node)
@@ -226,11 +330,14 @@ class Scheduler:
 
     def _on_status(self, peer: Peer, status: Status, now: float) -> Effects:
         node = self.roster.get(status.node)
-        if node is None or status.term != self.term or node.gone:
+        if node is None or not self._first_term <= status.term <= self.term or node.gone:
             return []
         if node.dead:
-            return [Send(peer, self._fenced())]
+            return [Send(peer, told.fenced(self.term))]
         node.peer, node.heard = peer, max(node.heard, now)
+        if status.term < self.term:
+            # It does not know this scheduler yet; what it says may be older than the last one.
+            return [Send(peer, told.orders(self, node))]
         if status.seq <= node.seq:
             return []
         node.seq, node.status = status.seq, status
@@ -239,99 +346,59 @@ class Scheduler:
         effects = self._on_report(node, status, now)
         if self.phase in (Phase.STOPPING, Phase.ENDED) and effects:
             return effects
-        return [*effects, Send(peer, self._orders(node))]
+        return [*effects, Send(peer, told.orders(self, node))]
 
     def _on_report(self, node: Node, status: Status, now: float) -> Effects:
-        if self.phase is Phase.LOADING and self._all_ready():
+        if node.role == "server":
+            self.fleet.learn(node)
+        if self.phase is Phase.LOADING and self.fleet.ready(self.pass_):
             return self._loaded(now)
-        if self.phase is Phase.TRAINING and node.role == "server":
+        if self.phase is Phase.TRAINING and node.number in self.fleet.placement.servers:
             return self._on_progress(now)
         if node.role == "server" or status.pass_ != self.pass_:
             return []
         if self.phase is Phase.TRAINING and self.spec.settings.mode == "async":
-            self._seq += self.training.claim(node.number, status.lanes)
+            self.seq += self.training.claim(node.number, status.lanes)
         if self.phase is Phase.EVALUATING:
             return self._on_scores(status)
         return []
 
-    def _all_ready(self) -> bool:
-        """Every owner has reported the present view and pass."""
-        return all(
-            n.status is not None
-            and n.status.ready
-            and (n.status.view, n.status.pass_) == (self._view, self.pass_)
-            for n in self.roster.alive("server")
-        )
-
     def _loaded(self, now: float) -> Effects:
-        self.training.learn(self._reports())
+        self.training.learn(self.fleet.reports)
         if self.committed and self.committed[1] == self.pass_ and self.training.complete:
+            self._count_pass()  # if an earlier scheduler did not come to that
             return self._after_pass(now)
         return self._train(now)
 
     def _train(self, now: float) -> Effects:
         """Open the lanes of the pass; its border checkpoint is ordered with them."""
         workers = [n.number for n in self.roster.alive("worker")]
-        self.training.open(workers, self._reports())
-        self._cuts.order(self.pass_, self.training.plan.steps)
-        self.clock.training_since, self.clock.pass_s = now, None
-        self.clock.saved = now
+        if self.training.open(workers, self.fleet.reports):
+            self.clock.training_since = now
+        self.clock.pass_s = None
+        self.cuts.open(self.pass_, self.training.plan.steps, now)
+        if self._interrupted:
+            self.cuts.soon(self.training.step, self.fleet.reports, self.clock.step_s)
         return self._enter(Phase.TRAINING, now)
 
     def _on_progress(self, now: float) -> Effects:
-        reports = self._reports()
-        if not reports or not self._all_ready():
+        reports = self.fleet.reports
+        if not reports or not self.fleet.ready(self.pass_):
             return []
         before = max(self.training.step, 0)
         if self.training.learn(reports):
             since = now - self.clock.progress
             self.clock.step_s = since / max(self.training.step - before, 1)
             self.clock.progress = now
-            self._seq += 1
+            self.seq += 1
         self.keys = sum(int(status.counters.get("keys", 0)) for status in reports)
         if self.training.complete and self.clock.pass_s is None:
             self.clock.pass_s = now - self.clock.training_since
-            self.clock.train_s += self.clock.pass_s
-            self.trained_rows += self.training.plan.rows - self.training.first_rows
-            self.trained_steps += self.training.step - self.training.first_step
-        return self._on_cut(reports, now)
-
-    def _reports(self) -> list[Status]:
-        return [n.status for n in self.roster.alive("server") if n.status is not None]
-
-    def _on_cut(self, reports: list[Status], now: float) -> Effects:
-        if self._cuts.committing:
-            return []
-        if self._cuts.missed(reports):
-            return self._cut_soon(now)
-        files = self._cuts.saved(reports)
-        if files is None or self._cuts.current is None:
-            return self._cut_in_time(now)
-        self._cuts.committing = True
-        checkpoint, pass_, step = self._cuts.current
-        border = step == self.training.plan.steps
-        return [Commit(checkpoint, pass_, self._cuts.at_least if step < 0 else step, border, files)]
-
-    def _cut_in_time(self, now: float) -> Effects:
-        """Inside a pass, a checkpoint every so many seconds."""
-        every_s = self.spec.checkpoint_s
-        border = (
-            self._cuts.current is not None and self._cuts.current[2] == self.training.plan.steps
-        )
-        if not every_s or self.training.complete or not border or now - self.clock.saved < every_s:
-            return []
-        return self._cut_soon(now)
-
-    def _cut_soon(self, now: float) -> Effects:
-        if self._cuts.committing:
-            return []
-        if self.spec.settings.mode != "sync":
-            self._cuts.order_now(self.pass_, max(self.training.step, 0))
-            return self._tell_all()
-        highest = max((status.step for status in self._reports()), default=0)
-        in_two_beats = round(2 * self.limits.beat_s / self.clock.step_s) if self.clock.step_s else 0
-        self._cuts.order_soon(self.pass_, highest, in_two_beats, self.training.plan.steps)
-        return self._tell_all()
+        before_cut = self.cuts.current
+        step, step_s = self.training.step, self.clock.step_s
+        if commit := self.cuts.follow(step, reports, step_s, now):
+            return [commit]
+        return self._tell_all() if self.cuts.current != before_cut else []
 
     def _after_pass(self, now: float) -> Effects:
         last = self.pass_ + 1 >= self.spec.passes
@@ -343,13 +410,16 @@ class Scheduler:
     def _next_pass(self, now: float) -> Effects:
         self.pass_ += 1
         self.training.turn(self.pass_)
+        self.poison.clear()
+        if self.fleet.wants_more:
+            return [Log("servers have joined: the partitions are placed anew"), *self._place(now)]
         return self._enter(Phase.LOADING, now)
 
     def _on_scores(self, status: Status) -> Effects:
         if self.evaluation.complete:
             return []  # being judged
         self.evaluation.take(status)
-        self._seq += 1
+        self.seq += 1
         return [Evaluated(*self.evaluation.results())] if self.evaluation.complete else []
 
     def _deal(self, now: float) -> Effects:
@@ -366,37 +436,8 @@ class Scheduler:
         return self._tell_all()
 
     def _tell_all(self) -> Effects:
-        self._seq += 1
-        return [Send(n.peer, self._orders(n)) for n in self.roster if n.alive]
-
-    def _orders(self, node: Node) -> Orders:
-        servers = [n for n in self.roster if n.role == "server"] if self._view > 0 else []
-        return Orders(
-            term=self.term,
-            seq=self._seq,
-            view=self._view,
-            owners=self._owners,
-            addresses=[(n.number, n.address) for n in servers],
-            restore=self.spec.resume[0] if self.spec.resume else -1,
-            pass_=self.pass_,
-            phase=self.phase.value,
-            leases=self._leases(node),
-            cut=self._cuts.as_orders(),
-            reason=self.reason,
-            exit_status=self.exit_status,
-        )
-
-    def _leases(self, node: Node) -> list[tuple[int, int]]:
-        if node.role == "worker" and self.phase is Phase.TRAINING:
-            return self.training.leases_of(node.number)
-        if node.role == "worker" and self.phase is Phase.EVALUATING:
-            return [(lane, 0) for lane in self.evaluation.leases.held_by(node.number)]
-        return []
-
-    def _fenced(self) -> Orders:
-        """What a node hears that was declared dead."""
-        reason = f"{FENCED}: this node was silent too long and is out of the job"
-        return Orders(self.term, 1 << 60, -1, [], [], -1, -1, "stop", [], [], reason, 4)
+        self.seq += 1
+        return [Send(n.peer, told.orders(self, n)) for n in self.roster if n.alive]
 
     # -- waiting and the end --------------------------------------------------------------------
 
@@ -410,19 +451,17 @@ class Scheduler:
         if since is not None and now - since >= self.limits.give_up_s:
             return self._stop(4, f"no worker for {now - since:.0f} s", now)
         if stalled >= self.limits.give_up_s:
-            return self._stop(4, f"no progress for {stalled:.0f} s: {self._waits_for()}", now)
-        effects: Effects = []
-        if stalled >= max(self.limits.steal_s, 4 * self.clock.step_s):
-            effects += self._steal()
-        if stalled >= self.limits.say_s and now - self.clock.said >= self.limits.say_s:
-            self.clock.said = now
-            effects.append(Log(f"no progress for {stalled:.0f} s: {self._waits_for()}"))
+            return self._stop(4, f"no progress for {stalled:.0f} s: {told.waits_for(self)}", now)
+        steals = stalled >= max(self.limits.steal_s, 4 * self.clock.step_s)
+        effects = self._steal() if steals else []
+        if stalled >= self.limits.say_s:
+            effects += self._say(f"no progress for {stalled:.0f} s: {told.waits_for(self)}", now)
         return effects
 
     def _marks(self) -> tuple[object, ...]:
         """Whatever changes when the job gets on."""
-        versions = [(s.view, s.pass_, s.step, s.ready, s.saved) for s in self._reports()]
-        return (self.phase, *versions, self.evaluation.done, self._cuts.committing)
+        versions = [(s.view, s.pass_, s.step, s.ready, s.saved) for s in self.fleet.reports]
+        return (self.phase, *versions, self.evaluation.done, self.cuts.committing)
 
     def _steal(self) -> Effects:
         """Give what the job waits for to other workers, too."""
@@ -431,28 +470,9 @@ class Scheduler:
         if self.phase is not Phase.TRAINING:
             return []
         workers = [n.number for n in self.roster.alive("worker")]
-        lanes = self.training.steal(self._reports(), workers)
+        lanes = self.training.steal(self.fleet.reports, workers)
         slow = Log(f"lanes {lanes} are slow; another worker takes them too")
         return [slow, *self._tell_all()] if lanes else []
-
-    def _waits_for(self) -> str:
-        """In words: which nodes hold what the job waits for."""
-        if self.phase is Phase.LOADING:
-            slow = [
-                str(n) for n in self.roster.alive("server") if not (n.status and n.status.ready)
-            ]
-            return f"{', '.join(slow) or 'servers'} loading"
-        if self.phase is Phase.EVALUATING:
-            leases = self.evaluation.leases
-            holders = {h for lane in leases.unfinished for h in leases.holders(lane)}
-            return f"scores from {self._named(holders)}"
-        lanes, holders = self.training.waits_for(self._reports())
-        if lanes:
-            return f"step {self.training.step} waits for lanes {lanes} at {self._named(holders)}"
-        return "servers writing the checkpoint"
-
-    def _named(self, numbers: Iterable[int]) -> str:
-        return ", ".join(str(self.roster[n]) for n in sorted(numbers)) or "no worker"
 
     def _stop(self, exit_status: int, reason: str, now: float) -> Effects:
         if self.phase in (Phase.STOPPING, Phase.ENDED):
@@ -468,33 +488,12 @@ class Scheduler:
         self.phase = Phase.ENDED
         return [Finish(self.exit_status, self.reason)]
 
-    def progress(self, now: float) -> dict[str, Any]:
-        """Figures for a progress line: pass, step, rows, progressive loss and AUC of this pass."""
-        training = self.training
-        spent = self.clock.pass_s or now - self.clock.training_since
-        report = training.figures.report()
-        return {
-            "pass": self.pass_,
-            "step": max(training.step, 0),
-            "steps": training.plan.steps,
-            "rows": training.rows,
-            "pass_rows": training.plan.rows,
-            "logloss": report["logloss"],
-            "auc": report["auc"],
-            "scored_rows": report["rows"],
-            "rows_per_s": (training.rows - training.first_rows) / spent if spent else 0.0,
-            "staleness": training.staleness,
-            "keys": self.keys,
-            "workers": len(self.roster.alive("worker")),
-            "servers": len(self.roster.alive("server")),
-        }
-
     def check(self) -> None:
         """Assert every invariant that the scheduler's state has at all times."""
         if self.phase is Phase.TRAINING:
             workers = {n.number for n in self.roster.alive("worker")}
             lanes = range(len(self.training.plan.lengths))
             assert {h for g in lanes for h in self.training.leases.holders(g)} <= workers
-            assert self._cuts.current is not None
-        assert not self._cuts.committing or self._cuts.current is not None
+            assert self.cuts.current is not None
+        assert not self.cuts.committing or self.cuts.current is not None
         assert self.training.step <= self.training.plan.steps

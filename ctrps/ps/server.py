@@ -1,7 +1,7 @@
 """The server: its partitions, and the pulls and pushes of the batches that use them.
 
-What a pull may read and when a push is applied differs by consistency mode: ``sync`` and
-``arrival``. Here is what all modes share: membership, views, passes, cuts, and the checks that a
+What a pull may read and when a push is applied differs by consistency mode: ``sync``, ``arrival``
+and ``semi``. Here is what all modes share: membership, views, passes, cuts, and the checks that a
 message must pass before it may change anything.
 """
 
@@ -15,22 +15,27 @@ from ctrps.kernels import checks
 from ctrps.models import Model
 from ctrps.ps.arrival import Arrival
 from ctrps.ps.asked import AskedKeys
-from ctrps.ps.effects import Effects, Load, Peer, Save, Send
+from ctrps.ps.copies import Copies, Facts
+from ctrps.ps.effects import Connect, Effects, Load, Peer, Save, Send
+from ctrps.ps.late import ModeSettings
 from ctrps.ps.member import Identity, Life, Limits, Member
 from ctrps.ps.messages import (
     Arrays,
+    Copied,
+    Copy,
     Message,
     Orders,
     Pull,
     Pulled,
     Push,
-    Pushed,
     Refused,
     Status,
     Welcome,
 )
 from ctrps.ps.partition import PartitionSet, PartitionState
 from ctrps.ps.plan import Manifest, Plan, PlanSettings
+from ctrps.ps.semi import Semi
+from ctrps.ps.standby import Modes, Standby
 from ctrps.ps.sync import Stepwise
 
 WINDOW_MOST = 64
@@ -45,6 +50,7 @@ class Holding(Enum):
 
     NOTHING = "in no view"
     LOADING = "loading"
+    STANDING_BY = "standing by"
     SERVING = "serving"
 
 
@@ -58,8 +64,8 @@ class Server(Member):
     model
     settings
         Of the plan.
-    staleness
-        ssp: most batches that a lane may be ahead of the slowest.
+    mode_settings
+        Of the consistency mode.
     """
 
     def __init__(
@@ -69,14 +75,14 @@ class Server(Member):
         now: float,
         model: Model,
         settings: PlanSettings,
-        staleness: int = 8,
+        mode_settings: ModeSettings | None = None,
     ):
         super().__init__(identity, limits, now)
         self.model = model
         self.settings = settings
-        self.staleness = staleness
+        self.modes = Modes(model, settings, mode_settings or ModeSettings())
         self.holding = Holding.NOTHING
-        self.view = -1
+        self.view = self.epoch = -1
         self.owned: tuple[int, ...] = ()
         self.partitions = PartitionSet(model)
         self.mode: Stepwise | Arrival | None = None
@@ -85,12 +91,19 @@ class Server(Member):
         self._saving = -1
         self._saved: tuple[int, list[tuple[int, str, int, str]]] = (-1, [])
         self._missed = -1
+        self.copies: Copies | None = None
+        self.standby: Standby | None = None
+        self._version_seq = self._shown_seq = 0
 
     def on_start(self, now: float) -> Effects:
         return self._tell(now)
 
     def on_tick(self, now: float) -> Effects:
-        return self._beat(now)
+        effects, before = self._beat(now), self.partitions.step
+        if isinstance(self.mode, Semi):
+            effects += self.mode.on_tick(now)
+        effects = self._moved(before, effects, now)
+        return effects + (self.copies.send(now) if self.copies else [])
 
     def on_message(self, peer: Peer, message: Message, now: float) -> Effects:
         """Take one message; a message that is not for a server is dropped."""
@@ -105,17 +118,28 @@ class Server(Member):
                 return self._on_pull(peer, message)
             case Push():
                 return self._on_push(peer, message, now)
+            case Copy() if self.standby and message.pair == self.standby.pair:
+                return [Send(peer, self.standby.on_copy(message))]
+            case Copied() if self.copies:
+                return self._on_copied(self.copies, message, now)
             case Refused(request=-1):
                 return self._refused_registration(message)
         return []
 
     def on_loaded(
-        self, partitions: dict[int, PartitionState], pass_: int, step: int, now: float
+        self,
+        epoch: int,
+        partitions: dict[int, PartitionState],
+        pass_: int,
+        step: int,
+        now: float,
     ) -> Effects:
-        """The partitions of the view have been read; serve them at (pass, step).
+        """The partitions of a view have been read; serve them at (pass, step).
 
         The marks and the progress of another pass than that must have been left out.
         """
+        if epoch != self.epoch:
+            return []  # all have gone back once more meanwhile
         for state in partitions.values():
             self.partitions.load(state.tables)
         self._serve(pass_, step)
@@ -123,7 +147,7 @@ class Server(Member):
             self.partitions.progress.load(number, state.progress)
         if isinstance(self.mode, Arrival):
             self.mode.restore({n: s.marks for n, s in partitions.items() if len(s.marks)})
-        return self._tell(now)
+        return self._follow(now) + self._tell(now)
 
     def on_saved(
         self, checkpoint: int, files: list[tuple[int, str, int, str]], now: float
@@ -133,6 +157,8 @@ class Server(Member):
             return []  # a newer cut has been ordered meanwhile
         self._saving = -1
         self._saved = (checkpoint, files)
+        if self.copies:
+            self.copies.note_saved(checkpoint, files)
         return self._tell(now)
 
     def check(self) -> None:
@@ -158,18 +184,45 @@ class Server(Member):
             effects += self._adopt(orders, now)
         if self.holding is Holding.SERVING and orders.pass_ > self.partitions.pass_:
             effects += self._turn(orders.pass_, now)
-        return effects + self._cut(now)
+        return effects + self._follow(now) + self._cut(now)
 
     def _adopt(self, orders: Orders, now: float) -> Effects:
+        """Another view. Of the same epoch: who holds rows keeps them, and may own them now."""
         self.view = orders.view
-        self.mode = None
-        self.owned = tuple(p for p, node in enumerate(orders.owners) if node == self.node)
-        self.partitions = PartitionSet(self.model)
+        owned = tuple(p for p, node in enumerate(orders.owners) if node == self.node)
+        chosen = any(node == self.node for node, _ in orders.addresses)
+        if orders.epoch != self.epoch:
+            self.epoch = orders.epoch
+            return self._begin(orders, owned, now) if chosen else self._hold_nothing()
+        if self.mode is not None:
+            self.mode.forget_pulls()
+            self.asked.clear()
+            if self.copies:
+                self.copies.forget()
+            return self._tell(now)
+        if chosen and self.holding is not Holding.LOADING:
+            if self.standby is None:
+                raise LocalProtocolError(f"named the owner of {owned}, which are not here")
+            self.mode, self.partitions = self.standby.promoted(), self.standby.partitions
+            self.owned, self.standby, self.holding = owned, None, Holding.SERVING
+            return self._tell(now)
+        return []
+
+    def _hold_nothing(self) -> Effects:
+        self.holding = Holding.NOTHING
+        self.mode, self.copies, self.standby = None, None, None
+        self.owned, self.partitions, self._saving = (), PartitionSet(self.model), -1
+        return []
+
+    def _begin(self, orders: Orders, owned: tuple[int, ...], now: float) -> Effects:
+        """All servers begin from a checkpoint, or from nothing."""
+        self._hold_nothing()
+        self.owned = owned
         if orders.restore < 0:
             self._serve(orders.pass_, 0)
             return self._tell(now)
         self.holding = Holding.LOADING
-        return [Load(orders.restore, self.owned)]
+        return [Load(self.epoch, orders.restore, orders.pass_, self.owned)]
 
     def _serve(self, pass_: int, step: int) -> None:
         assert self._manifest is not None
@@ -181,10 +234,85 @@ class Server(Member):
         if self.settings.mode == "sync":
             self.partitions.step = step
             self.partitions.rows_seen = plan.rows_before(step)
-            self.mode = Stepwise(self.partitions, plan, self.owned)
-        else:
-            bound = self.staleness if self.settings.mode == "ssp" else None
-            self.mode = Arrival(self.partitions, plan, self.owned, bound)
+        self.mode = self.modes.make(self.partitions, plan, self.owned)
+
+    # -- owner and standby ----------------------------------------------------------------------
+
+    def _follow(self, now: float) -> Effects:
+        """Begin or end to send copies, or to take them, as the orders say."""
+        standbys = self.orders.standbys if self.orders else []
+        if self.mode is not None:
+            mine = next((s for s in standbys if s[0] == self.node), None)
+            return self._send_to(mine, now)
+        theirs = next((s for s in standbys if s[1] == self.node), None)
+        if theirs is None:
+            if self.holding is Holding.STANDING_BY:
+                self._hold_nothing()
+            return []
+        if self.holding is not Holding.LOADING and (
+            self.standby is None or self.standby.pair != theirs[2]
+        ):
+            assert self.orders is not None and self._manifest is not None
+            self._hold_nothing()
+            owned = tuple(p for p, node in enumerate(self.orders.owners) if node == theirs[0])
+            self.standby = Standby(theirs[2], self.modes, self._manifest.train, owned)
+            self.holding = Holding.STANDING_BY
+        return []
+
+    def _send_to(self, mine: tuple[int, int, int, str] | None, now: float) -> Effects:
+        if (self.copies.pair if self.copies else -1) == (mine[2] if mine else -1):
+            return []
+        effects: Effects = self.copies.release() if self.copies else []
+        self.copies = None
+        if mine is None:
+            return effects
+        _, standby, pair, address = mine
+        self.copies = Copies(pair, standby, self.limits.retry_s)
+        self._version_seq = self._shown_seq = 0
+        self._send_state(self.copies)
+        return [*effects, Connect({standby: address}), *self.copies.send(now)]
+
+    def _send_state(self, copies: Copies) -> None:
+        assert self.mode is not None
+        copies.begin(self.partitions, self.mode, self.owned, self._facts())
+
+    def _facts(self) -> Facts:
+        nothing = np.zeros(0, np.int32)
+        lowest = self.mode.lowest.copy() if isinstance(self.mode, Arrival) else nothing
+        return Facts(self.partitions.step, lowest, *self._saved)
+
+    def _copy(self, push: Push, advanced: bool) -> None:
+        """Send what has been taken to the standby."""
+        assert self.copies is not None and self.mode is not None
+        self.copies.add_push(push)
+        if isinstance(self.mode, Arrival):
+            self.copies.note(push.lane, int(self.mode.lowest[push.lane]), 0)
+        elif advanced:
+            self._version_seq = self.copies.last
+            self.copies.note(-1, 0, self.partitions.step)
+
+    def _safely(self, answers: Effects) -> Effects:
+        """sync: no answer of a version leaves that the standby could not give."""
+        if self.copies is None or isinstance(self.mode, Arrival):
+            return answers
+        effects: Effects = []
+        for answer in answers:
+            if isinstance(answer, Send) and isinstance(answer.message, Pulled):
+                held = self.copies.hold(self._version_seq, answer)
+                effects += [held] if held else []
+            else:
+                effects.append(answer)
+        return effects
+
+    def _on_copied(self, copies: Copies, message: Copied, now: float) -> Effects:
+        assert self.mode is not None
+        before = copies.facts.step, copies.facts.saved
+        effects = copies.on_copied(message, now)
+        news = copies.protect(max(self._version_seq, self._shown_seq))
+        facts = copies.facts
+        if copies.protected and (facts.step, facts.saved) != before:
+            news |= facts.step == self.mode.plan.steps or facts.saved != before[1]
+        return effects + (self._tell(now) if news else [])
 
     def _turn(self, pass_: int, now: float) -> Effects:
         assert self.mode is not None
@@ -194,6 +322,11 @@ class Server(Member):
         self.partitions.turn(pass_)
         self.asked.clear()
         self.mode.turn(self._plan_of(pass_))
+        if self.copies:
+            self.copies.add_turn(pass_)
+            self.copies.turn(self._facts())
+            self._version_seq = self.copies.last
+            return self.copies.send(now) + self._tell(now)
         return self._tell(now)
 
     def _plan_of(self, pass_: int) -> Plan:
@@ -228,7 +361,7 @@ class Server(Member):
         if pull.purpose == "evaluate":
             return [Send(peer, Pulled(pull.request, 0, -1, self.partitions.peek(pull.keys)))]
         self.asked.keep(peer, pull.request, pull.keys)
-        return self.mode.on_pull(peer, pull)
+        return self._safely(self.mode.on_pull(peer, pull))
 
     def _on_push(self, peer: Peer, push: Push, now: float) -> Effects:
         refusal = self._misplaced(push)
@@ -242,12 +375,22 @@ class Server(Member):
         refusal = refusal or self._wrong_push(push)
         if refusal or self.mode is None:
             return [Send(peer, refusal)] if refusal else []
+        if self.copies and self.copies.full:
+            return []  # it comes again
         before = self.partitions.step
-        answer, *released = self.mode.on_push(peer, push)
-        if isinstance(answer.message, Pushed):
+        sent = self.mode.on_push(peer, push, now)
+        if not any(isinstance(send.message, Refused) for send in sent):
             self.asked.forget(peer, push.asked)
-        effects: Effects = [answer, *released]
-        if self.partitions.step > before:
+        if self.copies and self.mode.taken:
+            self._copy(self.mode.taken, self.partitions.step > before)
+        effects = self._safely([*sent])
+        if self.copies:
+            effects += self.copies.send(now)
+        return self._moved(before, effects, now)
+
+    def _moved(self, before: int, effects: Effects, now: float) -> Effects:
+        """What follows if more has been applied than ``before``."""
+        if self.mode is not None and self.partitions.step > before:
             effects += self._cut(now)
             if self.mode.complete:
                 effects += self._tell(now)
@@ -309,6 +452,14 @@ class Server(Member):
 
     def _status(self, now: float) -> Status:
         missing = self.mode.missing()[:SHOWN_LANES] if self.mode else []
+        waits_for = f"lanes {missing} of step {self.partitions.step}" if missing else ""
+        held = self.partitions
+        if self.standby:
+            waits_for, held = "standing by", self.standby.partitions
+        protected = self.copies is not None and self.copies.protected
+        if self.copies and not protected:
+            self._shown_seq = self.copies.last
+        facts = self.copies.facts if self.copies and protected else self._facts()
         return Status(
             node=self.node,
             term=self._term,
@@ -316,28 +467,30 @@ class Server(Member):
             seen=self.orders.seq if self.orders else -1,
             view=self.view,
             pass_=self.partitions.pass_,
-            step=self.partitions.step,
+            step=facts.step,
             ready=self.mode is not None,
+            protected=self.copies.pair if self.copies and protected else -1,
             missing=missing,
-            saved=self._saved[0],
+            saved=facts.saved,
             missed=self._missed,
-            files=self._saved[1],
+            files=facts.files,
             counters={
                 **self.measured,
-                "keys": self.partitions.tables[0].used,
-                "size_bytes": self.partitions.size_bytes,
+                **(self.mode.counted if isinstance(self.mode, Arrival) else {}),
+                "keys": held.tables[0].used,
+                "size_bytes": held.size_bytes,
                 "rows": self.partitions.rows_seen,
                 "loss_sum": self.partitions.progress.total().loss_sum,
             },
             fault=self._fault[0],
             fault_status=self._fault[1],
-            waits_for=f"lanes {missing} of step {self.partitions.step}" if missing else "",
+            waits_for=waits_for,
             lanes=[],
-            results=self._figures(),
+            results=self._figures(facts),
         )
 
-    def _figures(self) -> Arrays:
+    def _figures(self, facts: Facts) -> Arrays:
         histogram = self.partitions.progress.total().histogram
         if isinstance(self.mode, Arrival):
-            return histogram, self.mode.staleness, self.mode.lowest
-        return histogram, np.zeros(0, np.int64)
+            return histogram, self.mode.staleness, facts.lowest
+        return histogram, self.mode.staleness if self.mode else np.zeros(0, np.int64)

@@ -6,8 +6,11 @@ in ``docs/protocol.md`` section 3.
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from ctrps.errors import LocalProtocolError
 from ctrps.ps.effects import Effects, Peer, Send
+from ctrps.ps.late import STALENESS_BINS
 from ctrps.ps.messages import Pull, Pulled, Push, Pushed, Refused
 from ctrps.ps.partition import Contribution, PartitionSet
 from ctrps.ps.plan import Plan
@@ -33,14 +36,23 @@ class Stepwise:
         Of the present pass.
     owned
         Partitions of this server.
+
+    Attributes
+    ----------
+    staleness : int64[STALENESS_BINS]
+        Pushes by the number of steps that were applied between their pull and them: all at 0.
+    taken : Push or None
+        What the last ``on_push`` took in.
     """
 
     def __init__(self, partitions: PartitionSet, plan: Plan, owned: tuple[int, ...]):
         self.partitions = partitions
+        self.staleness = np.zeros(STALENESS_BINS, np.int64)
         self.owned = frozenset(owned)
         self._lanes: dict[int, Contribution] = {}
         self._pushers: dict[int, Peer] = {}
         self._waiting: dict[tuple[Peer, int], Waiting] = {}
+        self.taken: Push | None = None
         self.turn(plan)
 
     def turn(self, plan: Plan) -> None:
@@ -88,17 +100,15 @@ class Stepwise:
             return [Send(peer, Refused(pull.request, "wait", self.partitions.step, words))]
         return []
 
-    def on_push(self, peer: Peer, push: Push) -> list[Send]:
+    def on_push(self, peer: Peer, push: Push, now: float) -> list[Send]:
         """Take the push into the step; apply the step when it is whole.
-
-        The answer to the push comes first.
 
         Raises
         ------
         LocalProtocolError
             If two copies of a batch differ: a batch is a pure function of its rows and weights.
         """
-        version = self.partitions.step
+        version, self.taken = self.partitions.step, None
         if push.batch < version:
             return [Send(peer, Pushed(push.request, version - 1))]
         if push.batch > version or push.lane not in self.plan.active(version):
@@ -117,9 +127,38 @@ class Stepwise:
             raise LocalProtocolError(
                 f"two copies of {name} differ, from {self._pushers[push.lane]!r} and {peer!r}"
             )
+        if held is None:
+            self.taken = push
+            self.staleness[min(abs(version - push.clock), STALENESS_BINS - 1)] += 1
         self._lanes[push.lane] = held or part
         self._pushers[push.lane] = peer
         return [Send(peer, Pushed(push.request, version)), *self._advance()]
+
+    def forget_pulls(self) -> None:
+        """Another view: whoever waits will ask again."""
+        self._waiting.clear()
+
+    def buffered(self) -> list[Push]:
+        """The pushes of the present step that are here."""
+        at = (self.plan.number,)
+        return [
+            Push(
+                -1,
+                -1,
+                *at,
+                lane,
+                self.partitions.step,
+                part.rows,
+                self.partitions.step,
+                part.loss_sum,
+                -1,
+                part.keys,
+                part.gradients,
+                part.counts,
+                tuple(part.scores),
+            )
+            for lane, part in self._lanes.items()
+        ]
 
     def _advance(self) -> list[Send]:
         """Apply the step if all of it is here, and answer the pulls that waited for it."""

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ctrps.kernels import clipping, store, stored
 from ctrps.kernels import keys as key_kernels
-from ctrps.kernels import store, stored
 from ctrps.kernels.optimizers import Rule
 from ctrps.models import TableSpec
 
@@ -229,10 +229,11 @@ class Table:
         counts: np.ndarray,
         step_rows: int,
         staleness: int,
+        scale: float = 1.0,
     ) -> None:
-        """As ``step``, for a gradient of weights that others have changed meanwhile."""
+        """As ``step``, for a gradient, times ``scale``, of weights that have changed meanwhile."""
         nothing = np.empty((0, self.spec.dim), np.float32)
-        self._step(keys, gradient, counts, self._rules(step_rows, staleness), nothing)
+        self._step(keys, gradient, counts, self._rules(step_rows, staleness, scale), nothing)
 
     def _step(
         self,
@@ -244,7 +245,7 @@ class Table:
     ) -> None:
         entries, absent = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64)
         segments, (head, tail) = self._segments, rules
-        gradient = np.ascontiguousarray(gradient)
+        gradient = self._clipped(np.ascontiguousarray(gradient), counts, head, tail)
         n, new = store.push(
             segments.directory,
             segments.used,
@@ -267,6 +268,17 @@ class Table:
             store.step_rows(
                 entries, absent[:n], gradient, counts, head, tail, before, self._scratch
             )
+
+    def _clipped(
+        self, gradient: np.ndarray, counts: np.ndarray, head: Rule, tail: Rule
+    ) -> np.ndarray:
+        most, longest = self.spec.clip_value, self.spec.clip_row
+        if not (most or longest):
+            return gradient
+        out = np.empty_like(gradient)
+        limits = np.float32(most or math.inf), longest or math.inf
+        clipping.clip_rows(gradient, counts, head, tail, *limits, out)
+        return out
 
     def insert(self, keys: np.ndarray) -> np.ndarray:
         """Addresses int64[k] of the entries of ``keys``, rows made that are not there."""

@@ -1,14 +1,16 @@
 """A pass as the scheduler sees it: how far servers are, and which worker computes which lane.
 
-What is known of progress is what servers report, and only ever rises within a pass. In sync and ssp
-mode each worker holds lanes for as long as it lives; in async mode lanes are short, and a worker
-gets another as soon as it says that it is done with one.
+What is known of progress is what servers report, and only ever rises within a pass. Each worker
+holds lanes for as long as it lives; but in async mode lanes are short, and a worker gets another as
+soon as it says that it is done with one.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
+from ctrps.ps.late import COUNTED
 from ctrps.ps.leases import QueueLeases, TrainingLeases
 from ctrps.ps.messages import Status
 from ctrps.ps.plan import DataFile, Plan, PlanSettings
@@ -34,10 +36,15 @@ class Training:
         Steps that all servers have applied, -1 before any report.
     rows : int
         Rows of this pass that all servers have.
+    first_step, first_rows : int
+        Where this process saw the pass begin.
+    begun : tuple (step, rows)
+        Where the job began it, by an earlier scheduler perhaps; empty before that.
     figures : Figures
         Progressive scores of this pass.
-    staleness : list of int
-        Pushes by staleness over all servers; empty in sync mode.
+    late : dict
+        Over all servers: ``staleness``, a list of pushes by staleness; and of ``late.COUNTED`` what
+        the job asks for.
     """
 
     def __init__(self, files: tuple[DataFile, ...], settings: PlanSettings, number: int):
@@ -50,33 +57,48 @@ class Training:
     def turn(self, number: int) -> None:
         """Another pass: nothing is known of it yet."""
         self.plan = Plan(self._files, self._settings, number)
+        self.first_step = self.first_rows = 0
+        self.begun: tuple[int, int] | tuple[()] = ()
+        self._opened = False
+        self.back()
+
+    def close(self) -> tuple[int, int]:
+        """The pass is safe: steps and rows that the job has trained in it, once."""
+        step, rows = self.begun or (self.plan.steps, self.plan.rows)
+        self.begun = ()
+        return self.plan.steps - step, self.plan.rows - rows
+
+    def back(self) -> None:
+        """The servers go back to where this pass stood before: how far that is, they will say."""
         self.step = -1
-        self.first_step = 0
         self.figures = Figures.merged([])
         self.rows = 0
-        self.first_rows = 0
-        self.staleness: list[int] = []
+        self.late: dict[str, Any] = {"staleness": []}
         self._marks = np.full(len(self.plan.lengths), -1, np.int32)
 
     @property
     def leases(self) -> TrainingLeases | QueueLeases:
         return self._queue if self._settings.mode == "async" else self._dealt
 
-    def open(self, workers: Iterable[int], reports: list[Status]) -> None:
-        """The lanes of the pass are open, from where the servers stand."""
+    def open(self, workers: Iterable[int], reports: list[Status]) -> bool:
+        """The lanes are open, from where the servers stand; True the first time in this pass."""
         self.learn(reports)
-        self.first_step, self.first_rows = max(self.step, 0), self.rows
+        first, self._opened = not self._opened, True
+        if first:
+            self.first_step, self.first_rows = max(self.step, 0), self.rows
+            self.begun = self.begun or (self.first_step, self.first_rows)
         if self._settings.mode == "async":
             todo = np.flatnonzero(self._marks < self.plan.lengths - 1).tolist()
             self._queue.open(todo, workers)
         else:
             self._dealt.open(workers)
+        return first
 
     def learn(self, reports: list[Status]) -> bool:
         """Take in what all servers report of this pass; True if they have got on."""
         self.figures = Figures.merged(_figures(status) for status in reports)
         self.rows = int(min(status.counters.get("rows", 0) for status in reports))
-        self.staleness = _staleness(reports)
+        self.late = _late(reports)
         step = min(status.step for status in reports)
         if step <= self.step:
             return False
@@ -120,6 +142,20 @@ class Training:
             return max(self.step, 0)
         return int(self._marks[lane]) + 1
 
+    def held_up_by(self, worker: int, reports: list[Status]) -> list[tuple[int, int]]:
+        """Lanes of a worker that servers wait for, each with the batch that is to come next."""
+        waited = set(self._waited_for(reports))
+        sync = self._settings.mode == "sync"
+        return [(g, b) for g, b in self.leases_of(worker) if g in waited or not sync]
+
+    def place(self, lane: int, batch: int) -> str:
+        """In words: where the rows of a batch lie."""
+        ref = self.plan.batch(lane, batch)
+        rows = self.plan.row_numbers(ref)
+        span = f"rows {rows.min()} to {rows.max()}"
+        name = f"pass {self.plan.number} lane {lane} batch {batch}"
+        return f"{self._files[ref.file].path}: block {ref.block}, {span} of it ({name})"
+
     def steal(self, reports: list[Status], workers: list[int]) -> list[int]:
         """Give what the job waits for to other workers too; returns those lanes."""
         if self._settings.mode == "async":
@@ -156,9 +192,12 @@ def _figures(status: Status) -> Figures:
     return Figures(float(status.counters.get("loss_sum", 0.0)), status.results[0])
 
 
-def _staleness(reports: list[Status]) -> list[int]:
-    counted = [s.results[1] for s in reports if len(s.results) == 3]
-    if not counted or any(c.shape != counted[0].shape for c in counted):
-        return []
-    total: list[int] = np.trim_zeros(sum(counted[1:], counted[0].copy()), "b").tolist()
-    return total
+def _late(reports: list[Status]) -> dict[str, Any]:
+    counted = [s.results[1] for s in reports if len(s.results) > 1]
+    late: dict[str, Any] = {"staleness": []}
+    if counted and all(c.shape == counted[0].shape for c in counted):
+        late["staleness"] = np.trim_zeros(sum(counted[1:], counted[0].copy()), "b").tolist()
+    for name in COUNTED:
+        if any(name in status.counters for status in reports):
+            late[name] = int(sum(status.counters.get(name, 0) for status in reports))
+    return late

@@ -5,7 +5,9 @@ slice where it owns a run of partitions.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +21,83 @@ def assign(partitions: int, servers: Sequence[int]) -> list[int]:
     [4, 4, 4, 9, 9, 9, 2, 2]
     """
     return [servers[p * len(servers) // partitions] for p in range(partitions)]
+
+
+class Pair(NamedTuple):
+    """An owner and its standby; the number is never used again."""
+
+    owner: int
+    standby: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A view as the scheduler makes it.
+
+    Attributes
+    ----------
+    number
+        -1 before the first view.
+    owners
+        Node number of the owner of each partition.
+    servers
+        All owners, those that own nothing included.
+    epoch, restore
+        The view in which the present rows began, and the checkpoint from which; -1: from nothing.
+    pairs
+        Standbys, each of one owner.
+    next_pair
+        A number of a pair that was never used.
+    protected
+        Pairs whose standby may take the place of the owner.
+    """
+
+    number: int = -1
+    owners: tuple[int, ...] = ()
+    servers: tuple[int, ...] = ()
+    epoch: int = -1
+    restore: int = -1
+    pairs: tuple[Pair, ...] = ()
+    next_pair: int = 0
+    protected: tuple[int, ...] = ()
+
+    def begun(self, partitions: int, servers: Sequence[int], restore: int) -> "Placement":
+        """The view after this one, on these servers, all of which begin from a checkpoint."""
+        number = max(self.number, 0) + 1
+        return replace(
+            self,
+            number=number,
+            owners=tuple(assign(partitions, servers)),
+            servers=tuple(servers),
+            epoch=number,
+            restore=restore,
+            pairs=(),
+            protected=(),
+        )
+
+    def promoted(self, pair: Pair) -> "Placement":
+        """The view after this one, with the standby of a pair in the place of its owner."""
+        new = {pair.owner: pair.standby}
+        return replace(
+            self,
+            number=self.number + 1,
+            owners=tuple(new.get(n, n) for n in self.owners),
+            servers=tuple(new.get(n, n) for n in self.servers),
+        ).parted(pair)
+
+    def paired(self, owner: int, standby: int) -> "Placement":
+        """The same view with another pair."""
+        pair = Pair(owner, standby, self.next_pair)
+        return replace(self, pairs=(*self.pairs, pair), next_pair=self.next_pair + 1)
+
+    def parted(self, pair: Pair) -> "Placement":
+        """The same view without a pair."""
+        return replace(
+            self,
+            pairs=tuple(p for p in self.pairs if p != pair),
+            protected=tuple(n for n in self.protected if n != pair.number),
+        )
 
 
 class View:

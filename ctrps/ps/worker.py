@@ -50,7 +50,7 @@ class Worker(Member):
         Of the plan.
     window
         Most batches between their pull and their push: in async of this worker, in ssp of each
-        lane. In sync mode the steps themselves are the bound.
+        lane. In sync mode the steps themselves are the bound, and in semi a lane has one.
     """
 
     def __init__(
@@ -65,10 +65,11 @@ class Worker(Member):
         super().__init__(identity, limits, now)
         self.model = model
         self.settings = settings
-        self.window = window
+        self.window = 1 if settings.mode == "semi" else window
         self.view: View | None = None
         self.lanes: dict[int, Lane] = {}
         self.rows_pushed = 0
+        self.retries = 0
         self._doing: tuple[int, int, str] = (-1, -1, "wait")
         self._manifest: Manifest | None = None
         self._plan: Plan | None = None
@@ -90,6 +91,7 @@ class Worker(Member):
             if now >= request.due:
                 request.interval = min(1.5 * request.interval, self.limits.retry_most_s)
                 request.due = now + request.interval
+                self.retries += 1
                 effects.append(Send(request.server, request.message))
         return effects
 
@@ -177,7 +179,7 @@ class Worker(Member):
             return []
         addresses = {int(node): str(address) for node, address in orders.addresses}
         self.view = View(orders.view, orders.owners, addresses)
-        return [Connect(node, address) for node, address in addresses.items()]
+        return [Connect(addresses)]
 
     def _begin(self, doing: tuple[int, int, str]) -> None:
         """Another view, pass or phase: whatever was in hand belongs to the old one."""
@@ -251,7 +253,7 @@ class Worker(Member):
                 if front and front.stage is Stage.PREPARED:
                     effects += self._ask(lane, front, now)
                 continue
-            if mode == "ssp":
+            if mode != "async":
                 # Others may wait for this lane: each has a window of its own.
                 free = self._free((lane,), pushing)
             for task in lane.tasks.values():
@@ -401,6 +403,9 @@ class Worker(Member):
             case "gap":
                 # The batch before is still on its way; this one goes again after it.
                 request.due = min(request.due, now + self.limits.retry_s / 4)
+            case "stale":
+                # Its weights were too old: the same batch again, with those of now.
+                return self._restart(lane, request.task, now)
             case "keys" if isinstance(request.message, Push):
                 return [self._with_keys(request, request.message, lane)]
             case "wait":
@@ -475,7 +480,7 @@ class Worker(Member):
             saved=-1,
             missed=-1,
             files=[],
-            counters={**self.measured, "rows": self.rows_pushed},
+            counters={**self.measured, "rows": self.rows_pushed, "retries": self.retries},
             fault=self._fault[0],
             fault_status=self._fault[1],
             waits_for=self._waits_for(now),

@@ -176,6 +176,7 @@ class Fused:
                 f"the margin of row {before + 1 + int(order[done])} is not finite",
                 where=source,
                 hint="look for huge values there, or lower the rate",
+                id="E-NONFINITE",
             )
         return trained
 
@@ -227,19 +228,43 @@ class Fused:
 
 
 def check_cluster(job: JobConfig) -> None:
-    """Refuse a job that only one process can run.
+    """Refuse a job that a cluster cannot run.
 
     Raises
     ------
     ConfigError
-        With ``train.fused``.
+        With ``train.fused``, and with standbys in semi mode, whose steps depend on the moment.
     """
+    if job.cluster.replicas and job.train.consistency == "semi":
+        raise ConfigError(
+            "cluster.replicas is for train.consistency sync, ssp and async, not semi",
+            where=job.origins["cluster.replicas"],
+            hint="leave one of them out",
+        )
     if job.train.fused:
         raise ConfigError(
             "train.fused learns in one process, without servers and workers",
             where=job.origins["train.fused"],
             hint="use `ctrps train`, or leave train.fused out",
         )
+
+
+def check_alone(job: JobConfig) -> None:
+    """Refuse a job that cannot be learned row at a time.
+
+    Raises
+    ------
+    ConfigError
+        With a limit on gradients, in async too.
+    """
+    for name in ("clip_value", "clip_row", "clip_batch"):
+        if job.train.fused and getattr(job.train, name):
+            raise ConfigError(
+                f"in {job.train.consistency} `ctrps train` learns row at a time, which knows no "
+                f"clipping, and train.{name} is set",
+                where=job.origins[f"train.{name}"],
+                hint="use train.consistency=sync, or `ctrps launch`",
+            )
 
 
 def _chunk(plan: Plan, lane: int) -> BatchRef:

@@ -69,7 +69,9 @@ def open_inputs(job: JobConfig, progress: Progress | None = None) -> Inputs:
     for shard in test:
         if not (shard.schema.extends(schema) or schema.extends(shard.schema)):
             what = f"its columns are not those of {train[0].path}"
-            raise DataError(what, where=str(shard.path), hint="extract both with one job")
+            raise DataError(
+                what, where=str(shard.path), hint="extract both with one job", id="E-DATA-COLUMN"
+            )
     _check_block_rows(train, job.train.batch_rows)
     if wrong := disagreement(train, test):
         warnings.warn(wrong, CtrpsWarning, stacklevel=2)
@@ -105,6 +107,7 @@ def _shards(
             "no shards are there",
             where=str(patterns[0]) if patterns else "data.train",
             hint="run `ctrps extract` with this job first, or set data.train",
+            id="E-DATA-MISSING",
         )
     how = replace(text_settings(job), slots=slots)
     return [Shard(p) for p in to_shards(expand(patterns), how, cache, progress, bad)]
@@ -259,6 +262,7 @@ class BatchReader:
                     "the file has changed since the run began",
                     where=entry.path,
                     hint="do not write to a running job's data",
+                    id="E-DATA-CHANGED",
                 )
             self._shards[file] = shard
         return self._shards[file]

@@ -26,7 +26,7 @@ class Position(NamedTuple):
 class Lanes:
     """Walks a pass as the parameter server does; the result does not depend on the threads.
 
-    One process has nothing to wait for, so ssp is the same walk.
+    One process has nothing to wait for, so ssp and semi are the same walk.
 
     Parameters
     ----------

@@ -6,7 +6,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,16 @@ from ctrps import checkpoint
 from ctrps.config import JobConfig
 from ctrps.data.convert import Progress
 from ctrps.errors import ClusterError, RunFailed, Stopped
+from ctrps.runtime.facts import FOUND, read_json, write_json
 from ctrps.runtime.fused import check_cluster
 from ctrps.runtime.inputs import open_inputs
+from ctrps.runtime.logs import text_of
 from ctrps.runtime.nursery import Main, Process, Start, nursery
 from ctrps.runtime.roles import JOINED
-from ctrps.runtime.rundir import RunFolder, read_json, write_json
+from ctrps.runtime.rundir import RunFolder
+from ctrps.runtime.saving import JOURNAL
 from ctrps.runtime.warm import warm
+from ctrps.runtime.web import check_http
 
 Say = Callable[[dict[str, Any]], None]
 POLL_S = 0.05
@@ -33,7 +38,11 @@ class Child:
     rank: int
     process: Process
     log: Path
+    arguments: list[str]
     seen: bool = False
+    restarts: int = 0
+    restarted_at: tuple[int, int] = (-1, -1)
+    started_s: float = field(default_factory=time.monotonic)
 
     def __str__(self) -> str:
         return f"{self.role} {self.rank} (process {self.process.pid})"
@@ -44,7 +53,9 @@ class Child:
 
     def joined(self) -> bool:
         """Whether it has been in the job, by its log, which may have grown long since."""
-        return any(JOINED in line for line in tail(self.log, sys.maxsize))
+        return self.role == "scheduler" or any(
+            JOINED in line for line in tail(self.log, sys.maxsize)
+        )
 
 
 class LocalCluster:
@@ -70,6 +81,8 @@ class LocalCluster:
         self.run_dir = job.output.dir
         self.children: list[Child] = []
         self.first_failure: Child | None = None
+        self.restarts = 0
+        self._reached = (-1, -1)
         self._signals: list[int] = []
         self._asked = False
         # A run that goes on keeps its figures: what was said before is not said again.
@@ -79,7 +92,7 @@ class LocalCluster:
         self._alive_at: float | None = None
 
     def run(self) -> None:
-        """Start everything and wait for the end of the job.
+        """Start everything and wait for the end of the job; what dies on the way starts again.
 
         Raises
         ------
@@ -100,12 +113,16 @@ class LocalCluster:
         try:
             scheduler = self._start(start, "scheduler", 0, [])
             address = self._address(scheduler)
+            restart = partial(self._restart, start)
+            if said := read_json(self.run_dir / FOUND).get("said"):
+                self.tell(said)
             cluster = self.job.cluster
-            for role, count in (("server", cluster.servers), ("worker", cluster.workers)):
+            servers = cluster.servers * (1 + cluster.replicas)
+            for role, count in (("server", servers), ("worker", cluster.workers)):
                 for rank in range(count):
                     more = ["--rank", str(rank), "--scheduler", address]
                     self._start(start, role, rank, more)
-            self._watch(scheduler)
+            self._watch(scheduler, restart)
         finally:
             self._stop_all()
 
@@ -113,9 +130,32 @@ class LocalCluster:
         log = self.run_dir / "logs" / f"{role}-{rank}.log"
         config = self.run_dir / "config.resolved.yaml"
         given = ["--parent", str(os.getpid()), "-c", str(config)]
-        child = Child(role, rank, start([role, *arguments, *given], log), log)
+        words = [role, *arguments, *given]
+        log.unlink(missing_ok=True)  # of an earlier run
+        child = Child(role, rank, start(words, log), log, words)
         self.children.append(child)
         return child
+
+    def _restart(self, start: Start, child: Child) -> bool:
+        """Start a process that died once more, unless it does nothing but die."""
+        if self._signals or not died(child.ended()) or not child.joined():
+            return False
+        if self._reached > child.restarted_at:
+            child.restarts = 0
+        if child.restarts >= self.job.cluster.restarts:
+            return False
+        if child.restarts and time.monotonic() - child.started_s < 2 * self.job.cluster.beat_s:
+            return True  # soon: the scheduler must see that it dies again and again
+        said = f"{child} {how(child.ended())}"
+        child.restarts, child.restarted_at = child.restarts + 1, self._reached
+        again = ["--replaces"] if child.role != "scheduler" else []
+        child.process = start([*child.arguments, *again], child.log)
+        child.started_s = time.monotonic()
+        self.restarts += 1
+        alone = child.role == "server" and not self.job.cluster.replicas
+        back = "; training goes on from the last checkpoint" if alone else ""
+        self.tell(f"{said}; started again as process {child.process.pid}{back}")
+        return True
 
     def _address(self, scheduler: Child) -> str:
         """Where the scheduler listens, from the file that it writes when it does."""
@@ -133,12 +173,12 @@ class LocalCluster:
             time.sleep(POLL_S)
         raise ClusterError(f"{scheduler} did not start", where=str(scheduler.log))
 
-    def _watch(self, scheduler: Child) -> None:
-        while scheduler.ended() is None:
+    def _watch(self, scheduler: Child, restart: Callable[[Child], bool]) -> None:
+        while scheduler.ended() is None or restart(scheduler):
             time.sleep(POLL_S)
             self._heed_signals(scheduler)
             self._forward_metrics()
-            self._look_for_deaths(scheduler)
+            self._look_for_deaths(scheduler, restart)
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 break
         self._forward_metrics()
@@ -152,10 +192,10 @@ class LocalCluster:
             raise Stopped(last_words(scheduler.log), exit_status=status)
         raise self._failure(scheduler)
 
-    def _look_for_deaths(self, scheduler: Child) -> None:
+    def _look_for_deaths(self, scheduler: Child, restart: Callable[[Child], bool]) -> None:
         for child in self.children:
             status = child.ended()
-            if child.seen or child is scheduler or status is None:
+            if child.seen or child is scheduler or status is None or restart(child):
                 continue
             child.seen = True
             unready = not self._signals and not child.joined()
@@ -195,6 +235,7 @@ class LocalCluster:
                 self._alive_at = None
                 figures = json.loads(line)
                 if figures["phase"] == "train":
+                    self._reached = max(self._reached, (figures["pass"], figures["step"]))
                     self.say(figures)
                 elif figures.get("error"):
                     self.tell(f"warning: {figures['error']}")
@@ -253,6 +294,7 @@ def launch(
     """Run ``ctrps launch`` and return its summary."""
     began = time.monotonic()
     check_cluster(job)
+    check_http(job)
     # Everything that can be wrong with settings and data is found before a process starts.
     folder = RunFolder(job, overwrite)
     job = folder.job
@@ -266,19 +308,23 @@ def launch(
     warm(job)
     counts = (job.cluster.servers, job.cluster.workers)
     tell("starting 1 scheduler, {} server(s), {} worker(s)".format(*counts))
-    LocalCluster(job, say, tell, main).run()
+    (folder.path / JOURNAL).unlink(missing_ok=True)  # all processes of an earlier run are gone
+    cluster = LocalCluster(job, say, tell, main)
+    cluster.run()
     summary = read_json(folder.path / "summary.json")
-    summary |= {"wall_s": time.monotonic() - began, **inputs.account()}
+    summary |= {"wall_s": time.monotonic() - began, "restarts": cluster.restarts}
+    summary |= inputs.account()
     write_json(folder.path / "summary.json", summary)
     return summary
 
 
 def tail(log: Path, lines: int = 5) -> list[str]:
-    """The last lines of a log."""
+    """What the last lines of a log say."""
     try:
-        return log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
+        text = log.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
+    return [text_of(line) for line in text.splitlines()[-lines:]]
 
 
 def last_words(log: Path) -> str:

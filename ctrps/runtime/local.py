@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -23,11 +23,14 @@ from ctrps.ps.job import EarlyStop
 from ctrps.ps.partition import PartitionSet
 from ctrps.ps.plan import EvaluationPlan
 from ctrps.runtime import saving
-from ctrps.runtime.fused import Fused
+from ctrps.runtime.fused import Fused, check_alone
 from ctrps.runtime.inputs import BatchReader, Inputs, open_inputs
 from ctrps.runtime.lanes import Lanes, Position
+from ctrps.runtime.meter import cost
 from ctrps.runtime.rundir import RunFolder, plan_digest
 from ctrps.runtime.warm import warm
+from ctrps.runtime.watch import Watch
+from ctrps.runtime.web import Opened, check_http
 
 Say = Callable[[dict[str, Any]], None]
 
@@ -63,12 +66,16 @@ class LocalTraining:
         self._checkpoint = 0
         self._said = 0.0
         self._saved = 0.0
+        self.watch = Watch(job, folder.path, "process", inputs.rejected)
+        self.cpu_s = 0.0
 
     def run(self) -> dict[str, Any]:
         """Train all passes, save after each, evaluate; returns the summary's figures."""
         began = time.monotonic()
-        warm_digest = warm(self.job, cluster=False)
-        first, step = self._restore()
+        with self.watch.doing("compiling"):
+            warm_digest = warm(self.job, cluster=False)
+        with self.watch.doing("loading"):
+            first, step = self._restore()
         self.partitions.expect(self.inputs.manifest.keys, self.model.partitions)
         with _stop_flag() as asked:
             for number in range(first, self.job.train.passes):
@@ -89,6 +96,8 @@ class LocalTraining:
             "wall_s": time.monotonic() - began,
             "train_s": self.train_s,
             "rows_per_s": self.rows / self.train_s if self.train_s else 0.0,
+            **cost(self.cpu_s, self.rows),
+            **self.watch.account(),
             "test": self.test,
             "model": str(self.folder.model),
             "model_digest": self.manifest.model_digest,
@@ -124,10 +133,13 @@ class LocalTraining:
             if start.step == start.steps:
                 return
             began = self._saved = time.monotonic()
-            for here in positions:
-                self._progress(start, here, time.monotonic() - began)
-                self._save_in_time(here)
+            cpu_s = time.process_time()
+            with self.watch.doing("training"):
+                for here in positions:
+                    self._progress(start, here, time.monotonic() - began)
+                    self._save_in_time(here)
             self.train_s += time.monotonic() - began
+            self.cpu_s += time.process_time() - cpu_s
         self.rows += here.rows - start.rows
         self.steps += here.step - start.step
         self._save(here)
@@ -158,6 +170,7 @@ class LocalTraining:
             "keys": self.partitions.keys_held,
         }
         self.folder.add_metrics(line)
+        self.watch.figures(line)
         self.say(line)
 
     def _save_in_time(self, here: Position) -> None:
@@ -173,9 +186,11 @@ class LocalTraining:
         train = self.job.train
         if not (last or train.evaluate == "pass" or train.patience):
             return
-        self.test = self._evaluate()
+        with self.watch.doing("evaluating"):
+            self.test = self._evaluate()
         if self.test is None:
             return
+        self.watch.scored(self.test)
         self.folder.add_metrics(
             {"phase": "evaluate", "pass": self.partitions.pass_, "test": self.test}
         )
@@ -184,6 +199,10 @@ class LocalTraining:
             self._best_test = self.test
 
     def _save(self, here: Position) -> None:
+        with self.watch.doing("saving"):
+            self._write(here)
+
+    def _write(self, here: Position) -> None:
         snapshot = dict(enumerate(self.partitions.snapshot()))
         files = saving.write_partitions(
             self.folder.model, self.model, snapshot, self._checkpoint, view=0, node=0
@@ -251,21 +270,32 @@ def _stop_flag() -> Iterator[threading.Event]:
 
 
 def train(
-    job: JobConfig, overwrite: bool, say: Say, progress: Progress | None = None
+    job: JobConfig,
+    overwrite: bool,
+    say: Say,
+    progress: Progress | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Run ``ctrps train`` and return its summary.
+
+    ``tell`` takes the line that says where the run's page is; without it there is none.
 
     In one process nothing keeps async apart from training row at a time, which is faster.
     """
     began = time.monotonic()
     if job.train.consistency == "async":
         job = job.model_copy(update={"train": job.train.model_copy(update={"fused": True})})
+    if tell:
+        check_http(job)
+    check_alone(job)
     folder = RunFolder(job, overwrite)
     job = folder.job
     try:
         inputs = open_inputs(job, progress)
         folder.begin(inputs)
-        summary = LocalTraining(job, folder, inputs, say).run()
+        training = LocalTraining(job, folder, inputs, say)
+        with Opened(training.watch, tell) if tell else nullcontext():
+            summary = training.run()
         summary |= {"wall_s": time.monotonic() - began, **inputs.account()}
         folder.write_summary(summary)
         return summary

@@ -20,7 +20,7 @@ from ctrps.errors import ClusterError, CtrpsError
 from ctrps.ps import messages
 from ctrps.ps.effects import SCHEDULER, Connect, Effect, Effects, Finish, Log, Peer, Send
 from ctrps.ps.messages import Message
-from ctrps.runtime.meter import BYTES, Meter, part_of
+from ctrps.runtime.meter import RECEIVED, SENT, Meter, part_of
 from ctrps.runtime.transport import Transport
 
 SWITCH_S = 0.0002
@@ -65,6 +65,8 @@ class Node:
         Turns an error of slow work or of the machine into effects: (what, status, now).
     log
         Takes a line for people.
+    tick_s
+        How often the machine looks at its deadlines.
 
     Attributes
     ----------
@@ -79,7 +81,9 @@ class Node:
         perform: Callable[[Effect], None],
         fail: Callable[[str, int, float], Effects],
         log: Callable[[str], None],
+        tick_s: float = TICK_S,
     ):
+        self.tick_s = tick_s
         self.machine = machine
         self.transport = transport
         self.meter = Meter()
@@ -173,11 +177,11 @@ class Node:
             self._try(self._events.get_nowait())
         now = time.monotonic()
         if now >= self._next_tick:
-            self._next_tick = now + TICK_S
+            self._next_tick = now + self.tick_s
             self._try(self.machine.on_tick)
 
     def _receive(self, peer: Peer, frames: list[Buffer]) -> None:
-        self._count(peer, frames)
+        self._count(peer, frames, RECEIVED)
         try:
             received = messages.decode(frames)
         except CodecError as error:
@@ -185,9 +189,9 @@ class Node:
             return
         self._try(lambda now: self._take(peer, received, now))
 
-    def _count(self, peer: Peer, frames: list[Buffer]) -> None:
+    def _count(self, peer: Peer, frames: list[Buffer], way: str) -> None:
         if peer != SCHEDULER:
-            self.meter.sums[BYTES] += sum(map(len, frames))
+            self.meter.sums[way] += sum(map(len, frames))
 
     def _take(self, peer: Peer, received: list[Message], now: float) -> Effects:
         """What came together is answered together."""
@@ -215,7 +219,7 @@ class Node:
 
     def _failed(self, error: BaseException, now: float) -> Effects:
         if isinstance(error, CtrpsError):
-            return self._fail(str(error), error.exit_status, now)
+            return self._fail(error.told, error.exit_status, now)
         raise error
 
     def _carry_out(self, effects: Iterable[Effect]) -> None:
@@ -234,12 +238,12 @@ class Node:
                     self._perform(effect)
         for peer, together in packets(effects):
             frames = messages.encode(*together)
-            self._count(peer, frames)
+            self._count(peer, frames, SENT)
             self.transport.send(peer, frames)
 
     def _connect(self, effect: Connect) -> None:
         try:
-            self.transport.connect(effect.node, effect.address)
+            self.transport.keep(effect.addresses)
         except CtrpsError as error:
             self._carry_out(self._failed(error, time.monotonic()))
 

@@ -103,6 +103,7 @@ def stop(
         f"rows {_list(shown, len(found.rows))}, keys {_list(keys, len(found.keys))}",
         where=source,
         hint=f"see `ctrps replay {path}`; look for huge values there, or lower the rate",
+        id="E-NONFINITE",
     )
 
 
@@ -130,7 +131,7 @@ def replay(path: Path) -> dict[str, Any]:
         weights = tuple(file.read(1)[1])
         rows = file.read(2)[1][0]
     except FileNotFoundError:
-        raise DataError("no such file", where=str(path)) from None
+        raise DataError("no such file", where=str(path), id="E-DATA-MISSING") from None
     except (CodecError, TypeError, IndexError) as error:
         what = error.what if isinstance(error, CodecError) else "it does not hold a batch"
         raise DataError(what, where=str(path)) from None

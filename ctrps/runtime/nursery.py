@@ -97,7 +97,7 @@ def nursery(main: Main) -> Iterator[Start]:
 
 def spawn(arguments: list[str], log: Path) -> Process:
     """Start a new interpreter."""
-    with open(log, "wb") as out:
+    with open(log, "ab") as out:
         return subprocess.Popen(
             [sys.executable, "-m", "ctrps", *arguments],
             stdin=subprocess.DEVNULL,
@@ -208,7 +208,7 @@ def _exit_with(life: Callable[[], int]) -> NoReturn:
 
 def _write_to(log: str) -> None:
     """Let the standard streams be nothing and the log, as for a process of the shell."""
-    writing = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    writing = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     for descriptor, path, flags in ((0, os.devnull, os.O_RDONLY), (1, log, writing)):
         opened = os.open(path, flags, 0o666)
         if opened != descriptor:

@@ -14,7 +14,7 @@ import fcntl
 import json
 import os
 import shutil
-from pathlib import Path
+import time
 from typing import IO, Any
 
 import yaml
@@ -25,9 +25,16 @@ from ctrps.config import JobConfig, digest
 from ctrps.data.shards import Schema
 from ctrps.errors import ClusterError, ConfigError, DataError
 from ctrps.remote import Remote
+from ctrps.runtime.facts import EVENTS, STATE, read_json, write_json
 from ctrps.runtime.inputs import Inputs
 
-MADE_BY_A_RUN = ("model", "logs", "bad", "metrics.jsonl", "summary.json")
+MADE_BY_A_RUN = ("model", "logs", "bad", "metrics.jsonl", "summary.json", "journal", EVENTS, STATE)
+
+SHARED = (
+    *("quorum", "window_ms", "stale_above", "stale", "compensation"),
+    *("clip_value", "clip_row", "clip_batch"),
+)
+"""What of ``train`` all nodes must agree on beside the plan, and a later run may change."""
 
 
 class RunFolder:
@@ -77,7 +84,9 @@ class RunFolder:
                 raise
         except OSError as error:
             what = f"cannot write there: {error.strerror}"
-            raise DataError(what, where=str(self.path), hint="set output.dir") from None
+            raise DataError(
+                what, where=str(self.path), hint="set output.dir", id="E-DISK"
+            ) from None
 
     def _begin(self, overwrite: bool) -> Manifest | None:
         """Make the folder ready; returns the model to go on from."""
@@ -105,6 +114,7 @@ class RunFolder:
                 f"another run (process {owner}) is using this folder",
                 where=str(self.path),
                 hint="wait for it, or set another output.dir",
+                id="E-CLUSTER-BUSY",
             ) from None
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
@@ -136,6 +146,7 @@ class RunFolder:
                 f"a finished run of {passes} pass(es) is there",
                 where=str(self.path),
                 hint="use --overwrite, another output.dir, or more train.passes to go on",
+                id="E-CONFIG-RUN",
             )
         self._compare(manifest)
         return manifest
@@ -151,7 +162,9 @@ class RunFolder:
             if found.get("kind") != wanted["kind"]:
                 del differ[1:]  # the others follow from the kind, which comes first
             hint = "use the model's settings, another output.dir, or --overwrite"
-            raise ConfigError("; ".join(differ), where=str(self.model), hint=hint)
+            raise ConfigError(
+                "; ".join(differ), where=str(self.model), hint=hint, id="E-CONFIG-RUN"
+            )
 
     def begin(self, inputs: Inputs) -> None:
         """The data can be read: throw the old run away if that was asked for.
@@ -175,37 +188,14 @@ class RunFolder:
                 "data, batch_rows, lanes, chunk_batches, shuffle or seed",
                 where=str(self.path),
                 hint="go on with the same ones, or use --overwrite",
+                id="E-CONFIG-RUN",
             )
 
     def manifest(
         self, schema: Schema, plan: str, number: int, pass_: int, step: int, border: bool
     ) -> Manifest:
         """A manifest for this run's model, its files still to be filled in."""
-        text = self.job.data
-        return Manifest(
-            checkpoint=number,
-            pass_=pass_,
-            step=step,
-            border=border,
-            model=self.job.model_settings(),
-            plan=plan,
-            tables=[],
-            job=self.job.dump_yaml(),
-            data={
-                "schema": schema.to_dict(),
-                "text": {
-                    "label": text.label,
-                    "numeric": list(text.numeric),
-                    "ignore": list(text.ignore),
-                    "id": text.id,
-                    "missing": list(text.missing),
-                    "columns": list(text.columns),
-                    "zero_based": list(text.zero_based),
-                },
-            },
-            files=(),
-            model_digest="",
-        )
+        return manifest_of(self.job, schema, plan, (number, pass_, step), border)
 
     def _end_line(self) -> None:
         """A line of figures that a crash broke off must not spoil the next one."""
@@ -217,11 +207,42 @@ class RunFolder:
     def add_metrics(self, line: dict[str, Any]) -> None:
         """Append one line to ``metrics.jsonl``."""
         with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps({"ts": round(time.time(), 3), **line}) + "\n")
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write ``summary.json``: the run is finished."""
         write_json(self.path / "summary.json", summary)
+
+
+def manifest_of(
+    job: JobConfig, schema: Schema, plan: str, position: tuple[int, int, int], border: bool
+) -> Manifest:
+    """A manifest without files; ``position`` is checkpoint, pass and step."""
+    text = job.data
+    return Manifest(
+        checkpoint=position[0],
+        pass_=position[1],
+        step=position[2],
+        border=border,
+        model=job.model_settings(),
+        plan=plan,
+        tables=[],
+        job=job.dump_yaml(),
+        data={
+            "schema": schema.to_dict(),
+            "text": {
+                "label": text.label,
+                "numeric": list(text.numeric),
+                "ignore": list(text.ignore),
+                "id": text.id,
+                "missing": list(text.missing),
+                "columns": list(text.columns),
+                "zero_based": list(text.zero_based),
+            },
+        },
+        files=(),
+        model_digest="",
+    )
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
@@ -245,22 +266,6 @@ def _as_before(job: JobConfig, manifest: Manifest) -> JobConfig:
     return job.model_copy(update={"train": train})
 
 
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write a small JSON file, whole or not at all."""
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A small JSON file, or nothing if it is not there or not whole yet."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def plan_digest(job: JobConfig, inputs: Inputs) -> str:
     """Of the data and the settings that fix the lanes."""
     return digest({"plan": job.plan_settings(), "data": inputs.manifest.digest})
@@ -277,5 +282,6 @@ def config_digest(job: JobConfig) -> str:
             "plan": job.plan_settings(),
             "passes": job.train.passes,
             "optimizers": optimizers,
+            "train": {name: getattr(job.train, name) for name in SHARED},
         }
     )

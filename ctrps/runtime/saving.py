@@ -14,14 +14,19 @@ import numpy as np
 
 from ctrps import checkpoint
 from ctrps.checkpoint import Checkpoint, Manifest, PartitionFile
+from ctrps.codec import CodecError, FrameFile, FrameFileWriter
 from ctrps.data.shards import Schema
 from ctrps.errors import CheckpointError, CtrpsWarning
 from ctrps.models import Model
 from ctrps.ps.job import EarlyStop
+from ctrps.ps.journal import Journal
 from ctrps.ps.partition import NO_MARKS, PartitionState
 from ctrps.ps.progress import NO_PROGRESS
 from ctrps.ps.table import RowSet
 from ctrps.runtime.rundir import RunFolder
+
+JOURNAL = "journal"
+"""The file of a run in which its scheduler keeps what it must not forget."""
 
 
 def write_partitions(
@@ -65,6 +70,24 @@ def read_partitions(
         tables = [RowSet(*rows) for rows in saved.tables]
         states[number] = PartitionState(tables, notes[0], notes[1:])
     return states
+
+
+def remember(run: Path, journal: Journal | None) -> None:
+    """Write the scheduler's journal, whole and durable; with None the job is over."""
+    path = run / JOURNAL
+    if journal is None:
+        path.unlink(missing_ok=True)
+        return
+    with FrameFileWriter(path, JOURNAL) as file:
+        file.close({"state": journal.pack()})
+
+
+def remembered(run: Path) -> Journal | None:
+    """The journal of a job that is not over; None if there is none that can be read."""
+    try:
+        return Journal.unpack(FrameFile(run / JOURNAL, JOURNAL).meta.get("state"))
+    except (FileNotFoundError, CodecError):
+        return None
 
 
 def commit(

@@ -35,7 +35,7 @@ MODE = 0o600
 """Of a key file: for its owner alone."""
 
 LISTENER = "listener"
-ADMITTED = {"scheduler": ("server", "worker"), "server": ("worker",)}
+ADMITTED = {"scheduler": ("server", "worker"), "server": ("server", "worker")}
 """Roles that may connect to a listener of a role."""
 
 HANDSHAKE_S = 10.0
@@ -97,6 +97,7 @@ class JobKey:
                 "this is not a job key, which has 64 hexadecimal digits",
                 where=where,
                 hint="`ctrps keygen` makes one",
+                id="E-CONFIG-JOBKEY",
             )
         return cls(bytes.fromhex(text.strip()))
 
@@ -112,12 +113,14 @@ class JobKey:
                 f"cannot read the job key: {error.strerror}",
                 where=str(path),
                 hint="`ctrps keygen` makes one, cluster.key_file names it",
+                id="E-CONFIG-JOBKEY",
             ) from None
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise ConfigError(
                 f"others have access to this job key, its mode is {stat.S_IMODE(mode):03o}",
                 where=str(path),
                 hint=f"make it {MODE:o} (chmod {MODE:o}), or make another key if it has been seen",
+                id="E-CONFIG-JOBKEY",
             )
         return cls.parse(text, str(path))
 
@@ -134,10 +137,13 @@ class JobKey:
                 "this file is there already",
                 where=str(path),
                 hint="a key is never overwritten; remove it, or name another file",
+                id="E-CONFIG-JOBKEY",
             ) from None
         except OSError as error:
             raise ConfigError(
-                f"cannot write a job key: {error.strerror}", where=str(path)
+                f"cannot write a job key: {error.strerror}",
+                where=str(path),
+                id="E-CONFIG-JOBKEY",
             ) from None
         return cls(secret)
 
@@ -182,6 +188,7 @@ class Guard:
                 raise ConfigError(
                     f"{KEY_VARIABLE} and cluster.key_file are two different keys",
                     hint=f"unset {KEY_VARIABLE}, or leave cluster.key_file out",
+                    id="E-CONFIG-JOBKEY",
                 )
             key = given
         return cls(key, cluster.insecure)
@@ -213,6 +220,7 @@ class Guard:
             where=where,
             hint="make one with `ctrps keygen`, give it to all nodes by cluster.key_file or "
             f"{KEY_VARIABLE}; or permit plain text with --insecure",
+            id="E-CONFIG-JOBKEY",
         )
 
     def check(self, cluster: ClusterSection) -> Iterator[str]:
@@ -354,7 +362,7 @@ class Call:
             own = self._key.fingerprint
             what = f"authentication refused: another job key there, or none? This node's is {own}"
         hint = f"give all nodes the same key by cluster.key_file or {KEY_VARIABLE}"
-        return ClusterError(what, where=self._address, hint=hint)
+        return ClusterError(what, where=self._address, hint=hint, id="E-CLUSTER-KEY")
 
     def close(self) -> None:
         """Stop watching; before the socket is closed."""
@@ -370,9 +378,17 @@ def resolve(host: str) -> str:
         family, *_, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise ClusterError(
-            f"cannot resolve this host: {error.strerror}", where=host, hint="check its spelling"
+            f"cannot resolve this host: {error.strerror}",
+            where=host,
+            hint="check its spelling",
+            id="E-CLUSTER-ADDRESS",
         ) from None
     return f"[{address[0]}]" if family == socket.AF_INET6 else str(address[0])
+
+
+def can_encrypt() -> bool:
+    """Whether this libzmq has CURVE, which job keys need."""
+    return bool(zmq.has("curve"))
 
 
 def is_loopback(literal: str) -> bool:

@@ -10,7 +10,7 @@ import itertools
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 import zmq
 
@@ -136,6 +136,7 @@ class Transport:
                 f"cannot listen there: {_why(error)}",
                 where=f"{host}:{port}",
                 hint=f"set {setting} to another address, or to port 0 for a free one",
+                id="E-CLUSTER-ADDRESS",
             ) from None
         bound: str = router.getsockopt_string(zmq.LAST_ENDPOINT)
         self.address = f"{host}:{bound.rpartition(':')[2]}"
@@ -173,6 +174,13 @@ class Transport:
         self._poller.register(dealer, zmq.POLLIN)
         if shared.can_share() and is_loopback(literal):
             self._offer(peer)
+
+    def keep(self, addresses: Mapping[int, str]) -> None:
+        """Reach these peers from now on; others that are reached by a number are let go."""
+        for gone in [p for p in self._out if isinstance(p, int) and p not in addresses]:
+            self._drop(gone)
+        for peer, address in addresses.items():
+            self.connect(peer, address)
 
     def _offer(self, peer: Hashable) -> None:
         """Offer memory to a peer of this machine; it is used when the peer has accepted."""

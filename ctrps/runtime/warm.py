@@ -14,7 +14,7 @@ from ctrps.data.batches import BlockBatches
 from ctrps.data.shards import Block, Rows, Schema
 from ctrps.kernels import checks, losses, metrics
 from ctrps.models import Model
-from ctrps.ps.partition import PartitionSet, contribute
+from ctrps.ps.partition import Contribution, PartitionSet, contribute
 from ctrps.ps.plan import DataFile, Plan
 from ctrps.ps.progress import Scores
 from ctrps.runtime.inputs import plan_settings
@@ -62,7 +62,8 @@ def warm(job: JobConfig, cluster: bool = True) -> str:
     for schema, block in _blocks():
         batch = BlockBatches(block, schema, model.partition_bits).minibatch(np.arange(block.rows))
         for frozen in (False, cluster):
-            _step(model, partitions, batch, frozen, content)
+            part = _step(model, partitions, batch, frozen, content)
+        _late(job, model, part)
     restored = PartitionSet(model)
     for state in partitions.snapshot():
         restored.load(state.tables)
@@ -80,7 +81,7 @@ def _step(
     batch: models.Minibatch,
     frozen: bool,
     content: "hashlib._Hash",
-) -> None:
+) -> Contribution:
     keys = tuple(s.keys for s in model.key_sets(batch))
     if frozen:
         keys = _frozen(keys)
@@ -103,6 +104,17 @@ def _step(
     probabilities = np.empty(len(margins), np.float64)
     losses.sigmoid_rows(margins, probabilities)
     metrics.report(probabilities, batch.labels)
+    return part
+
+
+def _late(job: JobConfig, model: Model, part: Contribution) -> None:
+    """A batch alone, as in async, and as in a step that only one lane is left for."""
+    partitions = PartitionSet(model)
+    for _ in range(2):  # the first makes room for its rows, the second finds them
+        partitions.apply_late([part], 1)
+    if job.train.compensation:
+        then = partitions.pull(part.keys)
+        partitions.compensated(part.keys, part.gradients, part.counts, then, 1.0)
 
 
 def _frozen(arrays: Iterable[np.ndarray]) -> tuple[np.ndarray, ...]:
