@@ -314,12 +314,14 @@ def _messages() -> list[messages.Message]:
     texts = ("job", "digest", "kernel", "boot", "127.0.0.1:1")
     counters = {"rows": 5.0}
     return [
-        messages.Register(2, "server", -1, *texts),
+        messages.Register(3, "server", -1, *texts, False),
         messages.Welcome("boot", 1, 2, 0, "names", (keys.astype(np.int64),)),
         messages.Status(1, 1, 1, 1, 1, 0, 5, True, [1, 2], 3, -1, [(0, "p", 9, "d")], counters,
                         "", 0, "peers", [1], (rows[:, 0], rows[:, 1])),
         messages.Orders(1, 2, 3, [1, 1], [(1, "127.0.0.1:2")], -1, 0, "train", [(0, 1)], [1, 0, 5],
-                        "", 0),
+                        "", 0, 1, [(1, 2, 3, "127.0.0.1:3")]),
+        messages.Copy(1, 0, "rows", [3], 0.5, (keys, rows)),
+        messages.Copied(1, 2),
         messages.Pull(1, 1, 0, 1, 2, "train", (keys, keys[:1])),
         messages.Pulled(1, 5, 2, (rows, rows[:1])),
         messages.Push(1, 1, 0, 1, 2, 64, 5, 0.5, -1, (keys,), (rows,), (keys.astype(np.int32),),

@@ -31,7 +31,7 @@ from ctrps.data.shards import ShardWriter
 from ctrps.kernels.keys import grouped
 from ctrps.models import Gradient, Minibatch
 from ctrps.ps.effects import Compute, Prepare
-from ctrps.runtime.roles import WorkerProcess
+from ctrps.runtime.roles import Place, WorkerProcess
 from ctrps.runtime.security import Guard
 
 REFERENCE = 2.0e6
@@ -61,7 +61,7 @@ class Client(WorkerProcess):
     """
 
     def __init__(self, job: JobConfig, scheduler: str, batches: list[Minibatch], server_pid: int):
-        super().__init__(job, scheduler, lambda text: None, Guard())
+        super().__init__(job, scheduler, lambda text: None, Guard(), Place())
         self._batches = batches
         dims = [table.dim for table in self.model.tables]
         rng = np.random.default_rng(1)

@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 import zmq
 
-from benchmarks.faults import Job, undisturbed, wait
+from benchmarks.faults.jobs import Job, wait
 from ctrps.runtime.security import JobKey
 
 MOST_GROWTH = 64 << 20
@@ -132,7 +132,7 @@ def visit(job: Job, options: argparse.Namespace) -> dict:
         busy = launcher.poll() is None
         figures = [target.figures() for target in ports] if busy else []
     status = launcher.wait(600)
-    same = status == 0 and job.summary()["model_digest"] == undisturbed(job)
+    same = status == 0 and job.summary()["model_digest"] == job.undisturbed()
     short = all(f["grown_mb"] < MOST_GROWTH >> 20 for f in figures)
     quiet = all(f["log_bytes"] < MOST_LOG_BYTES for f in figures)
     found = {"frames": sent, "still_busy": busy, "status": status, "same_digest": same}

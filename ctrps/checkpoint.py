@@ -239,7 +239,7 @@ def _writing(path: Path) -> Iterator[None]:
         hint = "make room or mend the folder, then run the same command again"
         if exists(path) or exists(path.parent):
             hint = f"the last complete checkpoint is still there; {hint}"
-        raise CheckpointError(what, where=str(path), hint=hint) from None
+        raise CheckpointError(what, where=str(path), hint=hint, id="E-DISK") from None
 
 
 def manifest_text(manifest: Manifest) -> bytes:
@@ -304,14 +304,18 @@ def read_manifest(folder: Path, name: str = MANIFEST) -> Manifest:
     except FileNotFoundError:
         inside = folder / "model"
         hint = f"the model is {inside}" if exists(inside) else "give the folder that training wrote"
-        raise CheckpointError("no model is there", where=str(path), hint=hint) from None
+        raise CheckpointError(
+            "no model is there", where=str(path), hint=hint, id="E-CHECKPOINT-MISSING"
+        ) from None
     except OSError as error:
         what = f"it cannot be read: {error.strerror}"
         raise CheckpointError(what, where=str(path), hint=remedy(folder)) from None
     try:
         return parse_manifest(text)
     except CheckpointError as error:
-        raise CheckpointError(error.what, where=str(path), hint=remedy(folder)) from None
+        raise CheckpointError(
+            error.what, where=str(path), hint=remedy(folder), id=error.id
+        ) from None
 
 
 def parse_manifest(text: bytes) -> Manifest:

@@ -7,8 +7,9 @@ the commands, so that ``ctrps --help`` answers at once.
 import io
 import os
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,15 +19,19 @@ from typer import Argument, Option
 from ctrps import __version__
 from ctrps.cli_check import check_app
 from ctrps.cli_checkpoint import checkpoint_app
+from ctrps.cli_config import config_app
 from ctrps.cli_data import data_app
+from ctrps.cli_doctor import doctor_app
+from ctrps.cli_first import first_app
 from ctrps.cli_keys import Insecure, guard_of, keys_app, settings_of
-from ctrps.errors import ConfigError
+from ctrps.cli_model import model_app
+from ctrps.cli_predict import predict_app
+from ctrps.cli_watch import watch_app
+from ctrps.completion import one_of_these
+from ctrps.errors import ConfigError, CtrpsError, RunFailed
 from ctrps.screen import (
     ConfigFile,
-    DataFiles,
-    Format,
     Json,
-    MaxBad,
     Overrides,
     Overwrite,
     load,
@@ -35,12 +40,14 @@ from ctrps.screen import (
     print_json,
     reported,
     say,
+    status_of,
     without_output,
 )
 
 if TYPE_CHECKING:
     from ctrps.config import JobConfig
     from ctrps.ps.effects import Finish
+    from ctrps.runtime.logs import Logger
 
 app = typer.Typer(
     name="ctrps",
@@ -50,15 +57,25 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-config_app = typer.Typer(help="Look at the settings of a job.", no_args_is_help=True)
+app.add_typer(first_app)
+app.add_typer(doctor_app)
 app.add_typer(data_app)
 app.add_typer(check_app)
 app.add_typer(keys_app)
+app.add_typer(model_app)
+app.add_typer(predict_app)
+app.add_typer(watch_app)
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(config_app, name="config")
 
 ProgressMode = Annotated[
-    str, Option("--progress", metavar="auto|plain|none", help="How progress is shown.")
+    str,
+    Option(
+        "--progress",
+        metavar="auto|plain|none",
+        help="How progress is shown.",
+        autocompletion=one_of_these("auto", "plain", "none"),
+    ),
 ]
 SchedulerAddress = Annotated[
     str | None,
@@ -73,8 +90,8 @@ Parent = Annotated[
     int | None, Option("--parent", hidden=True, help="Process that this one must not outlive.")
 ]
 Rank = Annotated[int, Option("--rank", hidden=True, help="The launcher's number of the process.")]
-ModelHome = Annotated[
-    str, Option("--model", metavar="DIR", help="Folder of a trained model, or its URL.")
+Replaces = Annotated[
+    bool, Option("--replaces", hidden=True, help="The process that had this rank has died.")
 ]
 
 
@@ -134,7 +151,8 @@ def train(
     job = load(config, overrides, more)
     one_of("--progress", progress, ("auto", "plain", "none"))
     with ProgressLine(sys.stderr, progress) as line, announcing(line.compiling):
-        summary = run(job, overwrite, line.show, line.converting)
+        tell = line.tell if progress != "none" else lambda text: None
+        summary = run(job, overwrite, line.show, line.converting, tell)
     _show_summary(summary, as_json)
 
 
@@ -177,7 +195,9 @@ def launch(
     for warning in guard_of(job).check(job.cluster):
         say(f"warning: {warning}")
     with ProgressLine(sys.stderr, progress) as line, announcing(line.compiling):
-        summary = run(job, overwrite, line.show, line.tell, status_of, line.converting)
+        summary = run(
+            job, overwrite, line.show, line.tell, partial(status_of, app), line.converting
+        )
     _show_summary(summary, as_json)
 
 
@@ -185,17 +205,10 @@ def _show_summary(summary: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(summary)
         return
-    print(
-        f"trained       {summary['rows']:,} rows in {summary['train_s']:.1f} s "
-        f"({summary['rows_per_s']:,.0f} rows/s), {summary['steps']:,} steps; "
-        f"{summary['wall_s']:.1f} s in all"
-    )
-    for role, spent in summary.get("time", {}).items():
-        parts = ", ".join(f"{name} {100 * share:.0f} %" for name, share in spent.items())
-        wire = f"; {summary['wire_bytes_per_row']:,.0f} bytes/row" if role == "worker" else ""
-        print(f"{role:13} {parts}{wire}")
-    print(f"model         {summary['model']} ({summary['keys']:,} keys)")
-    print(f"digest        {summary['model_digest']}")
+    from ctrps.runtime.dashboard import account
+
+    for line in account(summary):
+        print(line)
     if summary["rejected"]:
         say(f"note: {summary['rejected']:,} bad row(s) left out; see *.rejected.tsv in its cache")
     _show_report("test", summary["test"])
@@ -236,18 +249,20 @@ def scheduler(
     """
     with loading():
         _bind_to(parent)
-        from ctrps.runtime.roles import SchedulerProcess
+        from ctrps.runtime.scheduling import SchedulerProcess
 
-    log = _logger("scheduler")
     job = load(config, overrides, settings_of(insecure))
-    guard = guard_of(job)
+    log, guard = _logger(job, "scheduler"), guard_of(job)
     key = f" and job key {guard.key.fingerprint}" if guard.key else ""
     join = "listening; join with CTRPS_SCHEDULER={} and the same job file{}"
-    process = SchedulerProcess(job, overwrite, log, guard)
-    finish = process.run(lambda address: log(join.format(address, key)))
-    if finish.exit_status == 0:
-        _show_summary(process.summary(), as_json)
-    _end(finish)
+    with errors_to(log):
+        log.process = process = SchedulerProcess(job, overwrite, log, guard)
+        finish = process.run(lambda address: log(join.format(address, key)))
+        if finish.exit_status == 0 and log.format == "json" and not as_json:
+            log("done", summary=process.summary())
+        elif finish.exit_status == 0:
+            _show_summary(process.summary(), as_json)
+        _end(finish)
 
 
 @app.command()
@@ -259,6 +274,7 @@ def server(
     insecure: Insecure = False,
     parent: Parent = None,
     rank: Rank = -1,
+    replaces: Replaces = False,
 ) -> None:
     """Run one server of a cluster: it holds a part of the model.
 
@@ -266,11 +282,15 @@ def server(
     """
     with loading():
         _bind_to(parent)
-        from ctrps.runtime.roles import ServerProcess
+        from ctrps.runtime.roles import Place, ServerProcess
 
     job = load(config, overrides, settings_of(insecure))
     address = _scheduler_of(job, scheduler)
-    _end(ServerProcess(job, address, _logger("server"), guard_of(job), rank).run())
+    log = _logger(job, "server", rank)
+    with errors_to(log):
+        place = Place(rank, replaces)
+        log.process = process = ServerProcess(job, address, log, guard_of(job), place)
+        _end(process.run())
 
 
 @app.command()
@@ -282,6 +302,7 @@ def worker(
     insecure: Insecure = False,
     parent: Parent = None,
     rank: Rank = -1,
+    replaces: Replaces = False,
 ) -> None:
     """Run one worker of a cluster: it reads rows and computes gradients.
 
@@ -289,11 +310,15 @@ def worker(
     """
     with loading():
         _bind_to(parent)
-        from ctrps.runtime.roles import WorkerProcess
+        from ctrps.runtime.roles import Place, WorkerProcess
 
     job = load(config, overrides, settings_of(insecure))
     address = _scheduler_of(job, scheduler)
-    _end(WorkerProcess(job, address, _logger("worker"), guard_of(job), rank).run())
+    log = _logger(job, "worker", rank)
+    with errors_to(log):
+        place = Place(rank, replaces)
+        log.process = process = WorkerProcess(job, address, log, guard_of(job), place)
+        _end(process.run())
 
 
 def _bind_to(parent: int | None) -> None:
@@ -311,104 +336,41 @@ def _scheduler_of(job: "JobConfig", given: str | None) -> str:
     try:
         port = parse_address(address)[1]
     except ConfigError as error:
-        raise ConfigError(error.what, where="--scheduler", hint=error.hint) from None
+        raise ConfigError(
+            error.what, where="--scheduler", hint=error.hint, id="E-CONFIG-ADDRESS"
+        ) from None
     if port == 0:
         raise ConfigError(
             f"{address!r} is no address to connect to",
             where="--scheduler",
             hint="give the HOST:PORT that the scheduler printed, or set CTRPS_SCHEDULER",
+            id="E-CONFIG-ADDRESS",
         )
     return address
 
 
-def _logger(role: str) -> Callable[[str], None]:
-    return lambda text: say(f"{time.strftime('%H:%M:%S')} {role}: {text}")
+def _logger(job: "JobConfig", role: str, rank: int = -1) -> "Logger":
+    from ctrps.runtime.logs import Logger
+
+    return Logger(say, job.output.log_format, job.name, role, rank)
+
+
+@contextmanager
+def errors_to(log: "Logger") -> Iterator[None]:
+    """An error that ends a process is the last line of its log, in the log's format."""
+    try:
+        yield
+    except CtrpsError as error:
+        if log.format == "text":
+            raise
+        log(f"error: {error.told}", level="error", exit_status=error.exit_status)
+        raise typer.Exit(error.exit_status) from None
 
 
 def _end(finish: "Finish") -> None:
+    """Raise what a process ended with, unless all is well."""
     if finish.exit_status:
-        say(f"error: {finish.reason}")
-        raise typer.Exit(finish.exit_status)
-
-
-@app.command()
-@reported
-def predict(
-    model: ModelHome,
-    data: DataFiles,
-    out: Annotated[
-        str,
-        Option("--out", "-o", metavar="OUT", help="File to write, csv or .parquet; - for stdout."),
-    ] = "-",
-    labels: Annotated[
-        str,
-        Option(
-            "--labels",
-            metavar="optional|none",
-            help="none: rows of indices have no label in front.",
-        ),
-    ] = "optional",
-    format: Format = "auto",
-    max_bad: MaxBad = 0.0,
-) -> None:
-    """Score rows with a trained model, in the order of the rows.
-
-    Writes one line for each row: its id, where the data has ids, and its click probability.
-
-    Example: ctrps predict --model runs/job/model --data today.csv -o scores.csv
-    """
-    with loading():
-        from ctrps import predict as predicting
-        from ctrps.data.convert import expand
-
-    one_of("--labels", labels, ("optional", "none"))
-    loaded = predicting.LoadedModel.open(model)
-    scores = predicting.predict(loaded, expand(data), labels=labels, max_bad=max_bad, format=format)
-    if out == "-":
-        # An id is bytes of the data, which need not be text of the terminal's encoding.
-        sys.stdout.reconfigure(errors="surrogateescape", newline="\n")  # type: ignore[union-attr]
-    rows = predicting.write_scores(scores, sys.stdout if out == "-" else Path(out))
-    _say_notes(scores.notes, scores.unknown, scores.occurrences, scores.rejected)
-    if out != "-":
-        say(f"{rows:,} rows scored to {out}")
-
-
-def _say_notes(notes: list[str], unknown: int, occurrences: int, rejected: int) -> None:
-    for note in notes:
-        say(f"note: {note}")
-    if rejected:
-        say(f"note: {rejected:,} bad rows left out")
-    if unknown:
-        share = 100 * unknown / occurrences
-        say(f"note: the model does not know {unknown:,} of {occurrences:,} values ({share:.1f} %)")
-
-
-@app.command()
-@reported
-def evaluate(
-    model: ModelHome,
-    data: DataFiles,
-    format: Format = "auto",
-    max_bad: MaxBad = 0.0,
-    as_json: Json = False,
-) -> None:
-    """Score labelled rows with a trained model and print how good the scores are.
-
-    AUC is exact over all rows. Where a figure has no value, the reason is given.
-
-    Example: ctrps evaluate --model runs/job/model --data 'runs/job/data/test-*.shard'
-    """
-    with loading():
-        from ctrps import predict as predicting
-        from ctrps.data.convert import expand
-
-    loaded = predicting.LoadedModel.open(model)
-    report = predicting.evaluate(loaded, expand(data), max_bad=max_bad, format=format)
-    if as_json:
-        print_json(report)
-        return
-    _show_report("evaluated", report)
-    _say_notes(report["notes"], report["unknown"], report["occurrences"], report["rejected"])
+        raise RunFailed(finish.reason, exit_status=finish.exit_status)
 
 
 @app.command()
@@ -440,34 +402,6 @@ def replay(
         print(f"key {key['key']}: its gradient is not finite {fields}".rstrip())
     for weight in report["bad_weights"]:
         print(f"key {weight}: its weights were not finite before")
-
-
-@config_app.command("show")
-@reported
-def config_show(
-    config: ConfigFile = None,
-    overrides: Overrides = None,
-    origin: Annotated[bool, Option("--origin", help="Say where each value comes from.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Print all settings of a job, as they are after files, environment and --set.
-
-    Example: ctrps config show -c job.yaml --origin
-    """
-    job = load(config, overrides)
-    if as_json:
-        print_json(job.model_dump(mode="json"))
-    else:
-        print(job.dump_yaml(origins=origin), end="")
-
-
-def status_of(arguments: list[str]) -> int:
-    """Run a command line in this process; returns its exit status."""
-    try:
-        app(arguments)
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-    return 0
 
 
 def main() -> None:

@@ -282,7 +282,9 @@ def _new_home(out: str) -> Iterator[Path]:
         return
     remote = Remote(out)
     if remote.manifests():
-        raise ConfigError("a model is there", where=remote.url, hint="choose another place")
+        raise ConfigError(
+            "a model is there", where=remote.url, hint="choose another place", id="E-CONFIG-RUN"
+        )
     with TemporaryDirectory(prefix="ctrps-model-") as folder:
         yield Path(folder)
         remote.upload(Path(folder))
@@ -293,9 +295,13 @@ def _without_model(out: str) -> Path:
 
     folder = Path(out)
     if checkpoint.manifests(folder):
-        raise ConfigError("a model is there", where=out, hint="choose another place")
+        raise ConfigError(
+            "a model is there", where=out, hint="choose another place", id="E-CONFIG-RUN"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CheckpointError(f"cannot write there: {error.strerror}", where=out) from None
+        raise CheckpointError(
+            f"cannot write there: {error.strerror}", where=out, id="E-DISK"
+        ) from None
     return folder

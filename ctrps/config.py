@@ -2,8 +2,8 @@
 
 ``load_job`` turns a job file, the environment and ``--set`` arguments into one frozen
 ``JobConfig``, or into one error that shows everything wrong with them. The fields of the sections
-are in ``ctrps.sections``, the notations in ``ctrps.configfile``. No file but the job file is
-opened, and nothing below the command line looks at the environment: it is given its settings.
+are in ``ctrps.sections`` and ``trainsection``, the notations in ``configfile``. No file but the job
+file is opened, and nothing below the command line looks at the environment: it is given it.
 """
 
 import difflib
@@ -46,11 +46,10 @@ from ctrps.sections import (
     OutputSection,
     SampleSection,
     Section,
-    TrainSection,
     default_block,
     parse_address,
-    stale_batch_rows,
 )
+from ctrps.trainsection import NOT_OFFERED, TrainSection, batch_defaults
 
 __all__ = [
     "ClusterSection",
@@ -217,10 +216,8 @@ VARIABLES = {"CTRPS_" + key.upper().replace(".", "__"): key for key in STATED}
 _LATER = {
     "model.kind": ("deepfm", "module"),
     "optimizer.kind": ("momentum", "nesterov", "adam"),
-    "train.consistency": ("semi",),
-    "data.format": ("parquet",),
 }
-# Names by which other tools know a setting: hints for a person, never read as settings.
+# What other tools call a setting: hints for a person, never read as settings.
 _ELSEWHERE = {
     "learning_rate": "optimizer.alpha",
     "epoch": "train.passes",
@@ -361,18 +358,13 @@ def _add_defaults(values: dict[str, Any], path: Path | None, here: Path) -> None
 
 
 def _add_batch_defaults(values: dict[str, Any]) -> None:
-    """Minibatches of async and ssp: the more are under way at once, the smaller."""
-    mode = values.get("train.consistency")
-    if mode not in ("ssp", "async"):
-        return
-    at_once = _whole(values, "cluster.workers", 1)
-    if mode == "ssp":
-        at_once = _whole(values, "train.lanes", 4)
-    kind = str(values.get("model.kind", "lr"))
-    overlapped = kind == "lr" and mode == "async" and at_once <= 2
-    values.setdefault("train.window", 2 if overlapped else 1)
-    rows = stale_batch_rows(kind, at_once * _whole(values, "train.window", 1))
-    values.setdefault("train.batch_rows", rows)
+    """Minibatches of the modes in which gradients may be late."""
+    mode, kind = values.get("train.consistency"), values.get("model.kind", "lr")
+    workers, lanes = _whole(values, "cluster.workers", 1), _whole(values, "train.lanes", 4)
+    found = batch_defaults(str(mode), str(kind), workers, lanes, _whole(values, "train.window", 0))
+    if found is not None:
+        values.setdefault("train.window", found[0])
+        values.setdefault("train.batch_rows", found[1])
 
 
 def _whole(values: dict[str, Any], key: str, default: int) -> int:
@@ -420,7 +412,7 @@ def _unknown_variables(environ: Mapping[str, str]) -> list[Problem]:
             meant = nearest(variable.removeprefix("CTRPS_").lower().replace("__", "."))
             hint = f"did you mean {names[meant]}?" if meant in names else "see docs/config.md"
             what = f"{variable} is not a setting; {hint}"
-            found.append(Problem(Place("environment", 0, 1, variable), what))
+            found.append(Problem(Place("environment", 0, 1, variable), what, "E-CONFIG-KEY"))
     return found
 
 
@@ -428,7 +420,7 @@ def _unknown_settings(settings: list[Setting]) -> list[Problem]:
     unknown = {s.key for s in settings if s.key not in STATED}
     # Of an unknown section only the section is reported, not its keys too.
     return [
-        Problem(s.at, _unknown(s))
+        Problem(s.at, _unknown(s), "E-CONFIG-KEY")
         for s in settings
         if s.key in unknown and s.key.rpartition(".")[0] not in unknown
     ]
@@ -437,6 +429,8 @@ def _unknown_settings(settings: list[Setting]) -> list[Problem]:
 def _unknown(setting: Setting) -> str:
     key = setting.key
     section = key.rpartition(".")[0]
+    if (name := key.rpartition(".")[2]) in NOT_OFFERED:
+        return f"{key}: {NOT_OFFERED[name]}"
     if key in SECTIONS:
         example = next(name for name in STATED if name.startswith(f"{key}."))
         return f"{key} is a section; set its keys, such as {example}"
@@ -491,8 +485,8 @@ def _reason(detail: Any, key: str) -> str:
         return f": must {_LIMITS[kind].format(**context)}, found {found}"
     if kind == "literal_error":
         later = _LATER.get(key.replace(".w.", ".").replace(".v.", "."), ())
-        possible = TRAINED if key == "model.kind" else get_args(SETTINGS[key].annotation)
-        choices = " or ".join(possible)
+        named = get_args(SETTINGS[key].annotation)
+        choices = " or ".join(TRAINED if key == "model.kind" else named)
         if value in later:
             return f": {value} is not available in this version; use {choices}"
         return f": expected {choices}, found {found}"

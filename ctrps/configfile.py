@@ -12,7 +12,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -94,10 +94,11 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something wrong with a setting: what, with the remedy, and where."""
+    """Something wrong with a setting: what, with the remedy, and where; the id of the error."""
 
     place: Place
     what: str
+    id: str = "E-CONFIG-VALUE"
 
 
 Found = tuple[list[Setting], list[Problem]]
@@ -106,10 +107,10 @@ Found = tuple[list[Setting], list[Problem]]
 def as_error(problems: Iterable[Problem]) -> ConfigError:
     """One error that shows all problems, those of the file first and in its order."""
     ordered = sorted(problems, key=lambda p: (not p.place.line, p.place.line, p.place.column))
-    first, *rest = ordered
+    first, *rest = dict.fromkeys(ordered)  # a key may stand for several settings
     blocks = [f"{first.what}\n{first.place.excerpt()}"]
     blocks += [f"{p.place}: {p.what}\n{p.place.excerpt()}" for p in rest]
-    return ConfigError("\n".join(blocks), where=str(first.place))
+    return ConfigError("\n".join(blocks), where=str(first.place), id=first.id)
 
 
 def read_file(path: Path, sections: Collection[str]) -> Found:
@@ -134,13 +135,18 @@ def read_file(path: Path, sections: Collection[str]) -> Found:
             raw = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         hint = "give the job file with -c FILE"
-        raise ConfigError(f"cannot read: {error.strerror}", where=shown, hint=hint) from None
+        raise ConfigError(
+            f"cannot read: {error.strerror}", where=shown, hint=hint, id="E-CONFIG-FILE"
+        ) from None
     if len(raw) > MAX_FILE_BYTES:
-        raise ConfigError("is larger than 1 MiB", where=shown, hint="is this a job file?")
+        raise ConfigError(
+            "is larger than 1 MiB", where=shown, hint="is this a job file?", id="E-CONFIG-FILE"
+        )
     text = raw.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
     base = Path(os.path.abspath(path)).parent
     reader = _IniReader if path.suffix.lower() in (".ini", ".cfg") else _YamlReader
-    return reader(text, shown, base, sections).read()
+    found, problems = reader(text, shown, base, sections).read()
+    return found, [replace(problem, id="E-CONFIG-SYNTAX") for problem in problems]
 
 
 def read_overrides(items: Sequence[str], base: Path) -> Found:

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import NamedTuple, get_args
 
 from ctrps.configfile import Problem, Setting
-from ctrps.sections import TRAINED, OptimizerBlock, TrainSection
+from ctrps.sections import TRAINED, OptimizerBlock
+from ctrps.trainsection import TrainSection
 
 MARKS = ("net", "sparse_dict")
 """Sections that no other job files have."""

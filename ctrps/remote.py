@@ -91,12 +91,14 @@ class Remote:
             from fsspec.core import url_to_fs
         except ImportError:
             hint = "install it: pip install 'ctrps[remote]'"
-            raise ConfigError("a URL needs fsspec", where=self.url, hint=hint) from None
+            raise ConfigError(
+                "a URL needs fsspec", where=self.url, hint=hint, id="E-PACKAGE"
+            ) from None
         try:
             self._fs, self._root = url_to_fs(url.rstrip("/"))
         except (ImportError, ValueError) as error:
             hint = "see https://filesystem-spec.readthedocs.io for the URLs that there are"
-            raise ConfigError(str(error), where=self.url, hint=hint) from None
+            raise ConfigError(str(error), where=self.url, hint=hint, id="E-REMOTE") from None
         except Exception as error:  # some connect at once, and have errors of their own
             raise self._failed("reach it", error) from None
 
@@ -220,7 +222,7 @@ class Remote:
     def _failed(self, what: str, error: Exception) -> CheckpointError:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         hint = "look at the address, the rights and the network"
-        return CheckpointError(f"cannot {what}: {reason}", where=self.url, hint=hint)
+        return CheckpointError(f"cannot {what}: {reason}", where=self.url, hint=hint, id="E-REMOTE")
 
 
 @contextmanager
@@ -247,11 +249,13 @@ def at_hand(home: str | Path, names: Sequence[str] = (MANIFEST,)) -> Iterator[Pa
         folder = Path(copy)
         try:
             if not remote.download(folder, names):
-                raise CheckpointError("no model is there", where=remote.url)
+                raise CheckpointError(
+                    "no model is there", where=remote.url, id="E-CHECKPOINT-MISSING"
+                )
             yield folder
         except CheckpointError as error:
             where = (error.where or "").replace(copy, remote.url)
-            raise CheckpointError(error.what, where=where, hint=error.hint) from None
+            raise CheckpointError(error.what, where=where, hint=error.hint, id=error.id) from None
 
 
 def _whole(folder: Path, name: str) -> bool:

@@ -53,7 +53,11 @@ def parse_address(text: str) -> tuple[str, int]:
         host = ""
     digits = port.isascii() and port.isdigit() and len(port) <= 5
     if not host or not digits or int(port) > 65535 or any(c.isspace() or c == "/" for c in host):
-        raise ConfigError(f"{text!r} is not an address", hint="write HOST:PORT, port 0 to 65535")
+        raise ConfigError(
+            f"{text!r} is not an address",
+            hint="write HOST:PORT, port 0 to 65535",
+            id="E-CONFIG-ADDRESS",
+        )
     return host, int(port)
 
 
@@ -78,12 +82,6 @@ def _rate(value: float) -> float:
     return value
 
 
-def _power_of_two(value: int) -> int:
-    if value & (value - 1):
-        raise ValueError(f"must be a power of two, found {value}")
-    return value
-
-
 def _name(text: str) -> str:
     if not text.strip() or text in (".", "..") or "/" in text or not text.isprintable():
         raise ValueError(f"must be usable as the name of a folder, found {text!r}")
@@ -95,6 +93,7 @@ Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 BlockRows = Annotated[int, Field(ge=1, le=1 << 20)]
 Address = Annotated[str, AfterValidator(_address)]
+AddressOrOff = Annotated[str, AfterValidator(lambda a: a if a == "off" else _address(a))]
 Url = Annotated[str, Field(max_length=1000), AfterValidator(_url)]
 Rate = Annotated[float, Field(le=1e6), AfterValidator(_rate)]
 Penalty = Annotated[float, Field(ge=0, le=1e9)]
@@ -121,7 +120,7 @@ class SampleSection(Section):
     memory_mb: int = Field(
         default=2048,
         ge=256,
-        description="Memory that joining tables and windows may take, whatever the tables' size.",
+        description="Memory that `extract` may have resident in all, whatever the tables' size.",
     )
     keep: bool = Field(
         default=True,
@@ -291,24 +290,6 @@ def default_block(part: str, kind: str | None = None) -> OptimizerBlock:
     )
 
 
-def stale_batch_rows(kind: str, under_way: int) -> int:
-    """Rows of a minibatch at which a model keeps its quality in async and ssp.
-
-    For a factorization machine rows times (minibatches under way)^(5/3) stays near 1,024, fitted
-    to 1 to 16 minibatches on click data (``benchmarks/README.md``). Logistic regression suffers
-    neither from rows nor from delay, up to some ten thousand rows under way.
-
-    Examples
-    --------
-    >>> [stale_batch_rows("fm", n) for n in (1, 2, 4, 8, 16, 100)]
-    [1024, 320, 96, 32, 8, 8]
-    >>> [stale_batch_rows("lr", n) for n in (1, 2, 4, 8, 16, 100)]
-    [1024, 1024, 1024, 1024, 512, 64]
-    """
-    rows = round(8192 / under_way if kind == "lr" else 1024 / under_way ** (5 / 3))
-    return min(1024, max(8, rows // 32 * 32))
-
-
 class OptimizerSection(Section):
     """One block per part of a row."""
 
@@ -323,87 +304,6 @@ class OptimizerSection(Section):
         return value
 
 
-class TrainSection(Section):
-    """How the rows are walked."""
-
-    passes: int = Field(default=1, ge=1, le=100_000, description="Walks over the training rows.")
-    batch_rows: int = Field(
-        default=256,
-        ge=1,
-        le=1 << 20,
-        description="Rows of a minibatch. Default: 256 in sync; in async and ssp 1024, and fewer "
-        "the more minibatches are under way at once, for fm sooner than for lr.",
-    )
-    consistency: Literal["sync", "ssp", "async"] = Field(
-        default="sync",
-        description="How far workers may be apart: sync gives the same bits each time, ssp bounds "
-        "the distance of lanes, async does not wait.",
-    )
-    staleness: int = Field(
-        default=8,
-        ge=0,
-        le=1 << 20,
-        description="Minibatches that a lane may be ahead of the slowest (ssp only).",
-    )
-    window: int = Field(
-        default=2,
-        ge=1,
-        le=64,
-        description="Minibatches under way at once, of a worker (async) or a lane (ssp). Default: "
-        "2 for lr in async with one or two workers, else 1.",
-    )
-    transfer: Literal["float32", "bfloat16"] = Field(
-        default="float32",
-        description="How weights and gradients travel between workers and servers: bfloat16 is "
-        "half the bytes and rounds to 8 bits of precision, in sync mode of `train`, too.",
-    )
-    lanes: int = Field(
-        default=4,
-        ge=1,
-        le=4096,
-        description="Minibatches that make one step; more workers than lanes are idle.",
-    )
-    seed: Seed = Field(default=1, description="Seed of the order of rows and of the first weights.")
-    shuffle: Literal["none", "chunks", "rows"] = Field(
-        default="chunks",
-        description="What is put in another order in each pass; rows: chunks and rows.",
-    )
-    chunk_batches: int = Field(
-        default=16, ge=1, le=1 << 16, description="Minibatches that are read and shuffled together."
-    )
-    partitions: Annotated[int, AfterValidator(_power_of_two)] = Field(
-        default=64, ge=1, le=256, description="Parts of the key space, a power of two."
-    )
-    threads: int = Field(default=1, ge=1, le=1024, description="Threads of `ctrps train`.")
-    fused: bool = Field(
-        default=False,
-        description="`ctrps train` learns row at a time, its threads without locks: fastest, but "
-        "another algorithm than sync. In async it always does.",
-    )
-    checkpoint_s: float = Field(
-        default=600.0,
-        ge=0,
-        le=1e9,
-        description="Time between two checkpoints inside a pass; 0 saves after each pass only.",
-    )
-    keep_checkpoints: int = Field(
-        default=2, ge=1, le=1000, description="Checkpoints that are kept, the newest included."
-    )
-    evaluate: Literal["end", "pass"] = Field(
-        default="end", description="Score the test rows at the end, or after each pass."
-    )
-    patience: int = Field(
-        default=0,
-        ge=0,
-        le=100_000,
-        description="Stop early after so many passes without a better test figure, and keep the "
-        "best model; 0 never does.",
-    )
-    early_metric: Literal["logloss", "auc"] = Field(
-        default="logloss", description="The figure that early stopping goes by."
-    )
-
-
 class ClusterSection(Section):
     """Processes, addresses and time limits."""
 
@@ -415,6 +315,12 @@ class ClusterSection(Section):
     )
     server_bind: Address = Field(
         default="127.0.0.1:0", description="Address that each server listens on; port 0 as above."
+    )
+    http: AddressOrOff = Field(
+        default="127.0.0.1:0",
+        description="Address of the web page of a run, which can only be read; port 0 as above, "
+        "`off` for none. One that other machines reach has no password and needs "
+        "`cluster.insecure`.",
     )
     key_file: Path | None = Field(
         default=None,
@@ -429,6 +335,25 @@ class ClusterSection(Section):
     start_timeout_s: Seconds = Field(default=60.0, description="Time for all nodes to join.")
     give_up_s: Seconds = Field(
         default=60.0, description="A node ends after this time without scheduler."
+    )
+    replicas: int = Field(
+        default=0,
+        ge=0,
+        le=1,
+        description="Standbys of each server: a server that holds the same rows, and takes its "
+        "place at once.",
+    )
+    server_wait_s: Seconds = Field(
+        default=30.0,
+        description="After a server was lost: time to wait for another before the job goes on "
+        "with fewer.",
+    )
+    restarts: int = Field(
+        default=3,
+        ge=0,
+        le=1000,
+        description="`launch`: times that a process which died is started again before the job "
+        "has got on; 0: never.",
     )
     beat_s: Seconds = Field(default=1.0, description="Time between two reports of a node.")
     worker_silent_s: Seconds = Field(
@@ -468,4 +393,8 @@ class OutputSection(Section):
         default=None,
         description="URL, of S3 or any file system of fsspec, to which each checkpoint is copied; "
         "a run without a model goes on from the one that is there.",
+    )
+    log_format: Literal["text", "json"] = Field(
+        default="text",
+        description="Lines of logs: for people, or JSON objects with time, job, role, rank, step.",
     )

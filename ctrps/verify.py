@@ -70,7 +70,12 @@ def model_home(home: str | Path) -> str | Path:
     for folder in (Path(home), Path(home) / "model"):
         if checkpoint.exists(folder) or checkpoint.manifests(folder):
             return folder
-    raise CheckpointError("no model is there", where=str(home), hint="give a run or a model folder")
+    raise CheckpointError(
+        "no model is there",
+        where=str(home),
+        hint="give a run or a model folder",
+        id="E-CHECKPOINT-MISSING",
+    )
 
 
 def found(home: str | Path) -> list[Found]:
@@ -85,7 +90,7 @@ def found(home: str | Path) -> list[Found]:
         remote = Remote(str(home))
         texts = remote.manifests()
         if not texts:
-            raise CheckpointError("no model is there", where=remote.url)
+            raise CheckpointError("no model is there", where=remote.url, id="E-CHECKPOINT-MISSING")
         read = {name: _parsed(text, f"{remote.url}/{name}") for name, text in texts.items()}
         return _found(read, remote.listing(), object_name)
     folder = Path(home)
@@ -99,7 +104,7 @@ def _parsed(text: bytes, where: str) -> Manifest:
     try:
         return checkpoint.parse_manifest(text)
     except CheckpointError as error:
-        raise CheckpointError(error.what, where=where, hint=error.hint) from None
+        raise CheckpointError(error.what, where=where, hint=error.hint, id=error.id) from None
 
 
 def _found(
@@ -245,5 +250,5 @@ def _with_remedy(one: Verified, folder: Path, whole: list[Verified]) -> Verified
     for path, error in one.damages.items():
         stranger = Path(path).suffix == ".part" and "does not list" in error.what
         remedy = "move it to another folder" if stranger else hint
-        damages[path] = CheckpointError(error.what, where=path, hint=remedy)
+        damages[path] = CheckpointError(error.what, where=path, hint=remedy, id=error.id)
     return Verified(one.name, one.manifest, one.keys, damages)

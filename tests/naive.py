@@ -161,10 +161,6 @@ def take_numbers(numbers, local):
     return [numbers[n] for n in local]
 
 
-def count_numbers(local, distinct):
-    return [list(local).count(n) for n in range(distinct)]
-
-
 def drop_numbers(index, counts, numbers):
     """Numbers and counts after taking out those of keys whose new number is -1."""
     left, at = [], 0
@@ -323,6 +319,29 @@ def scaled(g, count, scale, count_scale):
     return g * scale / (1 + count / count_scale) if count_scale else g * scale
 
 
+def clip_rows(gradients, factors, most, longest):
+    """Rows of sums such that each, times the factors of its columns, is within both limits."""
+    clipped = []
+    for sums, by in zip(gradients.tolist(), factors, strict=True):
+        g = [max(-most, min(most, s * f)) for s, f in zip(sums, by, strict=True)]
+        length = math.hypot(*g)
+        shrink = longest / length if length > longest else 1
+        clipped.append([x * shrink / f for x, f in zip(g, by, strict=True)])
+    return clipped
+
+
+def compensate(gradients, counts, now, then, rate):
+    """Each gradient of a mean over its rows moves by rate * g * g * (now - then)."""
+    c = np.asarray(counts, np.float64).reshape(-1, 1)
+    mean = np.asarray(gradients, np.float64) / c
+    moved = np.asarray(now, np.float64) - np.asarray(then, np.float64)
+    return c * (mean + rate * mean * mean * moved)
+
+
+def square_sum(numbers):
+    return math.fsum(x * x for x in numbers.tolist())
+
+
 def ftrl(gradients, alpha, beta, l1, l2):
     """Algorithm 1 of McMahan et al., KDD 2013: the weight is found from z and n when needed."""
 
@@ -400,3 +419,16 @@ def logloss_sum(scores, labels):
     clipped = [min(max(p, 1e-15), 1 - 1e-15) for p in scores.tolist()]
     pairs = zip(clipped, labels, strict=True)
     return math.fsum(-math.log(p) if y else -math.log1p(-p) for p, y in pairs)
+
+
+def contributions(entries):
+    """Of entries (w, v, x) of a row: w x, and half of each pair that an entry is in."""
+    found = []
+    for i, (w, v, x) in enumerate(entries):
+        pairs = sum(
+            sum(float(a) * float(b) for a, b in zip(v, other, strict=True)) * x * y
+            for j, (_, other, y) in enumerate(entries)
+            if j != i
+        )
+        found.append(float(w) * x + pairs / 2)
+    return found

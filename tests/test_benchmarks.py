@@ -12,10 +12,12 @@ import pytest
 
 from benchmarks import (
     end_to_end,
+    evaluation,
     fused,
     kernels,
     limits,
     measure,
+    modes,
     peers,
     rows,
     scaling,
@@ -63,6 +65,16 @@ def near(ratio, above, below) -> bool:
     return ratio == pytest.approx(above / below)
 
 
+def test_evaluation(shown):
+    found = shown(evaluation, "--rows", "4k", "--groups", "20", "--samples", "3", *TWICE)
+    assert {row["scores"] for row in found["figures"]} == {"distinct", "ties"}
+    for row in found["figures"]:
+        assert row["difference"] < evaluation.TOLERANCE
+        assert row["ratio"] == pytest.approx(row["scikit_learn_ms"] / row["cpu_ms"])
+    for row in found["bins"]:
+        assert row["off"] <= row["bound"]
+
+
 def test_limits(shown):
     sizes = "--megabytes 4 --lines 1000 --distances 8 --row-keys 1000 --row-count 100"
     found = shown(limits, *TWICE, *sizes.split())
@@ -74,6 +86,22 @@ def test_limits(shown):
             one = next(f for f in lines if f["threads"] == 1 and f["prefetch"])
             for f in lines:
                 assert near(f["of_one_thread"], f["rows_per_cpu_s"], one["rows_per_cpu_s"])
+
+
+def test_modes(shown):
+    sizes = "--rows 5k --test-rows 2k --workers 2 --seeds 1 --models lr --in-flight 128"
+    found = shown(modes, *sizes.split(), "--only", "semi")
+    one, semi = found["cases"]
+    assert (one["case"], one["batch_rows"], one["staleness"]) == ("one worker", 128, 0)
+    assert (semi["case"], semi["batch_rows"]) == ("semi", 64)
+    assert semi["below_one"] == one["auc"] - semi["auc"]
+    assert found["missed"] == []
+
+
+@pytest.mark.parametrize("below, verdict", [(0.0019, []), (0.0021, ["fm"])])
+def test_modes_that_miss_their_goal(below, verdict):
+    cases = [{"model": "fm", "case": "sync", "below_one": 1.0}]
+    assert modes.missed([*cases, {"model": "fm", "case": "async", "below_one": below}]) == verdict
 
 
 @pytest.mark.parametrize("ahead", [0, 3])

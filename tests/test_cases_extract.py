@@ -166,7 +166,7 @@ def test_12_pieces_order_and_separators(case, tmp_path, monkeypatch):
     wanted = rows_of(run(tmp_path / "a", case("12"), "cats", CATS)).keys.reshape(-1, 3)
     assert len(np.unique(wanted)) == 20
     for lines in (1, 7, 1000):
-        monkeypatch.setattr("ctrps.data.parts.PIECE_LINES", lines)
+        monkeypatch.setattr("ctrps.data.blocks.PIECE_LINES", lines)
         monkeypatch.setattr("ctrps.data.tables.PIECE_ROWS", lines)
         found = rows_of(run(tmp_path / f"b{lines}", case("12"), "cats", CATS)).keys
         assert found.reshape(-1, 3).tolist() == wanted.tolist()

@@ -123,14 +123,14 @@ WRONG = {
     "a misspelt key": (
         ("train", "-c", "misspelt.yaml"),
         2,
-        "error: misspelt.yaml:2:3: train.lane is not a setting; did you mean train.lanes?\n"
-        "      lane: 8\n      ^",
+        "error: misspelt.yaml:2:3: train.lane is not a setting; did you mean train.lanes? "
+        "[E-CONFIG-KEY]\n      lane: 8\n      ^",
     ),
     "a wrong type": (
         ("train", "-c", "type.yaml"),
         2,
-        "error: type.yaml:2:10: train.lanes: expected a whole number, found 'many'\n"
-        "      lanes: many\n             ^",
+        "error: type.yaml:2:10: train.lanes: expected a whole number, found 'many' "
+        "[E-CONFIG-VALUE]\n      lanes: many\n             ^",
     ),
     "a key twice": (("train", "-c", "twice.yaml"), 2, "error: twice.yaml:3:3: "),
     "broken yaml": (("train", "-c", "broken.yaml"), 2, "error: broken.yaml:"),
@@ -241,10 +241,27 @@ def test_an_error_of_ours_is_one_line_and_a_way_to_see_more(ctrps, monkeypatch, 
     status, _, err = ctrps("train")
     assert status == 1
     assert err == (
-        "error: internal: ZeroDivisionError: division by zero; set CTRPS_DEBUG=1 to see where\n"
+        "error: internal: ZeroDivisionError: division by zero; set CTRPS_DEBUG=1 to see where "
+        "[E-INTERNAL]\n"
     )
     monkeypatch.setenv("CTRPS_DEBUG", "1")
     assert "Traceback" in ctrps("train")[2]
+
+
+def test_a_machine_without_a_place_for_kernels_is_told_what_to_do(tmp_path):
+    """As in a container without a home folder, whose packages may not be written to."""
+    code = (
+        "import sys, numba.core.caching as caching; caching.CacheImpl._locator_classes = []; "
+        "sys.argv = ['ctrps', 'head', 'a.csv']; from ctrps.cli import main; main()"
+    )
+    found = python("-c", code, cwd=tmp_path)
+    assert found.returncode == 2
+    assert found.stderr.startswith(
+        "error: there is no folder that compiled kernels could be kept in"
+    )
+    assert found.stderr.endswith(
+        "set NUMBA_CACHE_DIR to one that may be written to [E-KERNEL-CACHE]\n"
+    )
 
 
 # -- output -------------------------------------------------------------------------------------
@@ -353,13 +370,14 @@ def test_closed_standard_output_is_no_error(many):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
 def test_a_full_disk_is_an_error(many):
     reason = "No space left on device"
-    text = f"error: cannot write the output: {reason}; make room, or write it elsewhere\n"
+    text = f"error: cannot write the output: {reason}; make room, or write it elsewhere [E-DISK]\n"
     for command in (many, SHORT, ["-m", "ctrps", "--help"]):
         with open("/dev/full", "wb") as full:
             found = python(*command, stdout=full, stderr=subprocess.PIPE, capture_output=False)
         assert (found.stderr, found.returncode) == (text, 3)
     found = python(*many, "-o", "/dev/full")
-    assert found.stderr == f"error: /dev/full: cannot write it: {reason}\n"
+    text = f"/dev/full: cannot write it: {reason}; make room, or write it elsewhere [E-DISK]"
+    assert found.stderr == f"error: {text}\n"
     assert found.returncode == 3
 
 

@@ -178,15 +178,11 @@ def test_all_errors_at_once_like_a_compiler(write):
         ("cluster: {beat_s: 2}", "1:19: cluster.worker_silent_s: must be at least twice"),
         ("cluster: {worker_silent_s: 1}", "must be at least twice cluster.beat_s (1), found 1"),
         ("name: a/b", "name: must be usable as the name of a folder"),
-        (
-            "train: {consistency: semi}",
-            "semi is not available in this version; use sync or ssp or async",
-        ),
         ("model: {kind: deepfm}", "deepfm is not available in this version; use lr or fm"),
         ("optimizer: {v: {kind: adam}}", "optimizer.v.kind: adam is not available in this version"),
         (
             "train: {consistency: fast}",
-            "train.consistency: expected sync or ssp or async, found 'fast'",
+            "train.consistency: expected sync or ssp or async or semi, found 'fast'",
         ),
         ("- a\n- b", "1:1: expected sections such as `train:`"),
         ("1 3:1 4:1", "1:1: expected sections"),

@@ -21,14 +21,16 @@ DEFAULTS = {
     "optimizer.kind": "w `ftrl`, v `adagrad`",
     "optimizer.alpha": "ftrl 0.1, adagrad 0.05, sgd 0.01",
     "optimizer.count_scale": "w 0, v 16",
-    "train.batch_rows": "`256`; async, ssp: 8 to 1024",
+    "train.batch_rows": "`256`; async, ssp, semi: 8 to 1024",
     "train.window": "`1`, `2`",
 }
 TYPES = {
     "cluster.scheduler": "HOST:PORT",
     "cluster.server_bind": "HOST:PORT",
+    "cluster.http": "HOST:PORT or `off`",
     "optimizer.alpha": "number above 0, at most 1e+06",
     "train.partitions": "power of two, 1 to 256",
+    "train.stale_above": "whole number, 0 to 1048576",
 }
 
 

@@ -19,7 +19,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = ("tutorial.md", "howto.md")
+PAGES = ("tutorial.md", "first-minutes.md", "howto.md")
 LINKING = [
     *sorted(DOCS.glob("*.md")),
     *(ROOT / name for name in ("README.md", "sample/README.md", "feature_extract/README.md")),

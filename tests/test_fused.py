@@ -21,7 +21,7 @@ from ctrps.ps.table import Table
 from ctrps.runtime import fused, local
 from ctrps.runtime.inputs import Inputs, open_inputs
 from ctrps.runtime.launch import launch
-from ctrps.runtime.roles import SchedulerProcess
+from ctrps.runtime.scheduling import SchedulerProcess
 from ctrps.runtime.security import Guard
 from tests import naive, naive_fused
 from tests.procs import read_lines, settings, trained, write_rows

@@ -20,9 +20,10 @@ from ctrps.data.rewrite import rewrite
 from ctrps.data.rows import joined
 from ctrps.data.shards import Shard
 from ctrps.errors import ConfigError, CtrpsWarning, DataError
+from ctrps.evaluation import evaluate
 from ctrps.kernels import text
 from ctrps.loaded import LoadedModel
-from ctrps.predict import evaluate, predict
+from ctrps.predict import predict
 from tests import naive_data as naive
 from tests.procs import settings as overrides
 from tests.procs import trained

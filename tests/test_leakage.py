@@ -268,7 +268,7 @@ def test_status_and_lines(tmp_path, job_file):
     status, out, err = run(job_file, "--leakage", "--rows", 8)
     assert status == 5
     assert "by brute force, found 'c1'" in out and "without later events" in out
-    assert err.endswith("fields are not as the raw tables say\n")
+    assert err.endswith("fields are not as the raw tables say [E-LEAKAGE]\n")
     status, out, _ = run(job_file, "--leakage", "--rows", 8, "--json")
     assert status == 5
     assert json.loads(out)["differences"][0]["found"].count("c1")

@@ -312,6 +312,7 @@ def test_a_run_leaves_its_summary_and_figures(data, tmp_path):
     assert (summary["servers"], summary["workers"], summary["consistency"]) == (0, 0, "sync")
     assert summary["wall_s"] >= summary["convert_s"] + summary["train_s"] > 0
     *lines, judged = read_lines(tmp_path / "run" / "metrics.jsonl")
+    assert judged.pop("ts") >= lines[-1]["ts"] >= lines[0]["ts"] > 0
     assert judged == {"phase": "evaluate", "pass": 1, "test": summary["test"]}
     assert (lines[0]["pass"], lines[0]["step"]) == (0, 1)
     assert (lines[-1]["pass"], lines[-1]["rows"]) == (1, 2000)

@@ -32,6 +32,7 @@ VALUES = {
     list[int]: st.lists(st.integers(-1, 2**40), max_size=5),
     list[tuple[int, int]]: lists_of(st.integers(-1, 2**40), st.integers(0, 9)),
     list[tuple[int, str]]: lists_of(st.integers(0, 9), st.text("ab")),
+    list[tuple[int, int, int, str]]: lists_of(*3 * [st.integers(0, 9)], st.text("ab")),
     list[tuple[int, str, int, str]]: lists_of(
         st.integers(0, 9), st.text("ab"), st.integers(0, 2**50), st.text("0f")
     ),
@@ -48,6 +49,7 @@ EXAMPLES = {
     list[int]: [1],
     list[tuple[int, int]]: [[1, 2]],
     list[tuple[int, str]]: [[1, "x"]],
+    list[tuple[int, int, int, str]]: [[1, 2, 3, "x"]],
     list[tuple[int, str, int, str]]: [[1, "x", 2, "y"]],
     dict[str, float]: {"a": 1.0},
 }

@@ -22,7 +22,7 @@ class FakeTransport:
     def __init__(self, incoming: list[tuple] | None = None):
         self.incoming = incoming or []
         self.sent: list[tuple] = []
-        self.connected: list[tuple] = []
+        self.kept: list[dict[int, str]] = []
         self.packets = 0
         self._woken = threading.Event()
 
@@ -38,8 +38,8 @@ class FakeTransport:
         self.sent += [(peer, message) for message in messages.decode(frames)]
         return True
 
-    def connect(self, peer: object, address: str) -> None:
-        self.connected.append((peer, address))
+    def keep(self, addresses: dict[int, str]) -> None:
+        self.kept.append(addresses)
 
     def wake(self) -> None:
         self._woken.set()
@@ -100,9 +100,9 @@ def test_effects_go_where_they_belong_in_order():
     lab = Lab((b"a", bye(7)))
     begin = Begin(4, 0, None)  # type: ignore[arg-type]
     message = Refused(3, "wait", -1, "not yet")
-    finish = lab.run(Connect(2, "h:1"), Send(2, message), Log("a line"), begin)
+    finish = lab.run(Connect({2: "h:1"}), Send(2, message), Log("a line"), begin)
     assert finish == Finish(7, "b'a' said enough")
-    assert lab.transport.connected == [(2, "h:1")]
+    assert lab.transport.kept == [{2: "h:1"}]
     assert lab.transport.sent == [(2, message)]
     assert lab.lines == ["a line"]
     assert lab.performed == [begin]
@@ -139,8 +139,8 @@ def test_the_machine_ticks_without_messages(monkeypatch):
 def test_an_error_of_the_machine_is_a_failure_of_the_node():
     lab = Lab((b"a", refused()))
     finish = lab.run()
-    assert finish == Finish(4, "b'a': this was not asked for")
-    assert lab.failures == [("b'a': this was not asked for", 4)]
+    assert finish == Finish(4, "b'a': this was not asked for [E-CLUSTER]")
+    assert lab.failures == [("b'a': this was not asked for [E-CLUSTER]", 4)]
 
 
 def test_slow_work_comes_back_as_an_event():
@@ -157,7 +157,7 @@ def test_an_error_of_slow_work_is_a_failure_of_the_node():
     lab = Lab()
     with ThreadPoolExecutor(1) as pool:
         lab.node.work(pool, read, lambda found, now: [])
-        assert lab.run() == Finish(3, "p000.part: cut short")
+        assert lab.run() == Finish(3, "p000.part: cut short [E-CHECKPOINT]")
 
 
 def test_an_error_of_ours_ends_the_loop_with_its_traceback():

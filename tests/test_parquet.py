@@ -28,7 +28,8 @@ from ctrps.data.rewrite import rewrite, written_format
 from ctrps.data.samples import make_samples
 from ctrps.data.shards import Shard
 from ctrps.errors import ConfigError, DataError
-from ctrps.predict import Scores, write_scores
+from ctrps.predict import Scores
+from ctrps.scorefiles import write_scores
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
@@ -411,7 +412,7 @@ def test_scores_as_parquet_are_those_of_the_csv(tmp_path):
         assert table["score"].to_pylist() == [float(row[-1]) for row in rows]
         assert not names or table["id"].to_pylist() == ids
     wrong = Scores(["\udcff"], margins[:1], labels[:1])
-    with pytest.raises(DataError, match="an id is no UTF-8"):
+    with pytest.raises(DataError, match="a text is no UTF-8"):
         write_scores([wrong], tmp_path / "t.parquet")
     assert not (tmp_path / "t.parquet").exists()
     assert write_scores([], tmp_path / "s.parquet") == 0

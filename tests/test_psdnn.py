@@ -185,7 +185,7 @@ def test_the_commands_on_such_a_file(tmp_path):
             refused = lab.run(command, *options, status=2)
             last = refused.stderr.splitlines()[-1]
             assert last.startswith("error: fnn.ini:7: this version trains lr and fm, not fnn; ")
-            assert last.endswith("add --set model.kind=fm")
+            assert last.endswith("add --set model.kind=fm [E-CONFIG]")
             assert not (tmp_path / "runs").exists()
         summary = lab.run("train", *options, "--set", "model.kind=fm", "--json").json
     assert summary["test"]["auc"] > 0.8

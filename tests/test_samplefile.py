@@ -12,8 +12,10 @@ from ctrps.data.badrows import BadRows
 from ctrps.data.extract import extract
 from ctrps.data.features import load_spec, parse_spec
 from ctrps.data.fit import fitted
+from ctrps.data.kept import kept_texts
 from ctrps.errors import ConfigError, DataError
-from ctrps.predict import LoadedModel, evaluate, predict
+from ctrps.evaluation import evaluate
+from ctrps.predict import LoadedModel, predict
 from ctrps.runtime.local import train
 
 FEATURES = """[raw_sample_schema]
@@ -121,6 +123,26 @@ def test_columns_may_stand_in_any_order_and_label_and_id_be_absent(run, model):
     with pytest.raises(DataError, match=r"no column 'clk', which .*model uses"):
         evaluate(model, [run / "bare.tsv"])
     assert np.isnan(scored(model, run / "samples" / "test-00000.tsv", labels="none")[2]).all()
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("chunk_bytes", [3, 1 << 16])
+def test_columns_are_kept_beside_their_rows(run, model, chunk_bytes, end):
+    lines = text(run).splitlines()
+    lines[7] = lines[7].replace("\t", "")  # a row that is left out
+    path = run / "kept.tsv"
+    path.write_bytes(end.join(lines).encode())
+    table = [dict(zip(lines[0].split("\t"), line.split("\t"), strict=False)) for line in lines[1:]]
+    del table[6]
+    spec = parse_spec(model.schema.features)
+    keep = ("empty", "user", "clk")
+    with samplefile.open_samples(path, spec, BadRows(0.1), chunk_bytes, "optional", keep) as source:
+        parts = [[kept_texts(texts).texts() for texts in part.kept] for part in source.rows]
+    for number, name in enumerate(keep):
+        found = [value for part in parts for value in part[number]]
+        assert found == [row[name] for row in table]
+    with pytest.raises(DataError, match=r"kept.tsv:1: no column 'usr'; did you mean 'user'"):
+        evaluate(model, [path], group="usr")
 
 
 def test_what_is_missing_or_bad_is_told_with_its_place(run, model):

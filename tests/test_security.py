@@ -16,7 +16,7 @@ from ctrps.errors import ClusterError, ConfigError
 from ctrps.ps.messages import Bye, Refused, Register, Status
 from ctrps.runtime import security, shared, transport
 from ctrps.runtime.launch import Child
-from ctrps.runtime.roles import SchedulerProcess
+from ctrps.runtime.scheduling import SchedulerProcess
 from ctrps.runtime.security import Guard, JobKey
 from ctrps.runtime.transport import Transport
 
@@ -298,9 +298,10 @@ def test_both_ends_say_why_they_do_not_come_together(net, case):
     assert list(caller.poll(0.2)) == [] and len(lines) <= 2
 
 
-def test_a_server_admits_workers_only(net):
+def test_a_server_admits_no_listener(net):
+    """A scheduler's key is that of all listeners, and none of them calls."""
     listener = net.open("server-1", OURS, "server", True)
-    caller = net.open("server-2", OURS, "server")
+    caller = net.open("scheduler-2", OURS, "listener")
     caller.connect("there", listener.address)
     assert str(refusal(caller, listener)).startswith(
         f"{listener.address}: authentication refused: another job key there"
@@ -399,16 +400,16 @@ def test_connections_that_say_nothing_are_closed_and_disturb_nobody(net, monkeyp
 def test_a_log_full_of_strangers_still_says_that_its_node_has_joined(tmp_path):
     log = tmp_path / "server-0.log"
     log.write_text("12:00:00 server: joined as server 0, node 0\n" + "refused\n" * 1000)
-    assert Child("server", 0, None, log).joined()  # type: ignore[arg-type]
+    assert Child("server", 0, None, log, []).joined()  # type: ignore[arg-type]
     log.write_text("refused\n" * 1000)
-    assert not Child("server", 0, None, log).joined()  # type: ignore[arg-type]
+    assert not Child("server", 0, None, log, []).joined()  # type: ignore[arg-type]
 
 
 # -- roles --------------------------------------------------------------------------------------
 
 
 def register(role: str) -> Register:
-    return Register(2, role, -1, "job", "digest", "kernels", f"{role}-1", "")
+    return Register(3, role, -1, "job", "digest", "kernels", f"{role}-1", "", False)
 
 
 def test_a_workers_key_is_no_servers(tmp_path):

@@ -119,7 +119,7 @@ def test_a_workers_key_does_not_make_a_server(lab, key_file):
     thief = Transport("server-1", None, "", "worker", Guard(JobKey.read(key_file)))
     try:
         thief.connect("scheduler", address)
-        message = Register(PROTOCOL, "server", -1, "job", "", "", "server-1", "127.0.0.1:1")
+        message = Register(PROTOCOL, "server", -1, "job", "", "", "server-1", "127.0.0.1:1", False)
         thief.send("scheduler", messages.encode(message))
         found: list[object] = []
         end = time.monotonic() + DEADLINE_S

@@ -207,7 +207,7 @@ def test_a_stale_step_shrinks_keys_of_many_rows():
     for table, staleness in ((fresh, 0), (stale, 7)):
         table.step_stale(key, g, counts, 1, staleness)
         moved.append((table.weights(key, absent_initial=True) - start)[0, 1])
-    expected = [-0.1 / (1 + 6 / (4.0 / (1 + 3 * s))) for s in (0, 7)]
+    expected = [-0.1 / (1 + 6 / (4.0 / (1 + 2 * s))) for s in (0, 7)]
     np.testing.assert_allclose(moved, expected, rtol=1e-4)
 
 

@@ -107,6 +107,25 @@ def test_a_peer_may_move_to_another_address(listener, caller):
         moved.close()
 
 
+def test_peers_by_number_are_kept_or_let_go(caller, listener):
+    """A view names all servers; who has no number, as the scheduler, stays."""
+    others = [Transport(f"s{n}", ("127.0.0.1", 0), "cluster.server_bind") for n in range(3)]
+    try:
+        caller.keep({n: others[n].address for n in (0, 1)})
+        assert caller.send(0, [b"hello"]) and caller.send(1, [b"hello"])
+        caller.keep({n: others[n].address for n in (1, 2)})
+        assert [caller.send(n, [b"again"]) for n in (0, 1, 2)] == [False, True, True]
+        assert texts(receive(others[1], 2)) == [(b"caller", [b"hello"]), (b"caller", [b"again"])]
+        assert texts(receive(others[2])) == [(b"caller", [b"again"])]
+        caller.keep({})
+        assert [caller.send(n, [b"more"]) for n in (1, 2)] == [False, False]
+        assert caller.send("there", [b"still"])
+        assert texts(receive(listener)) == [(b"caller", [b"still"])]
+    finally:
+        for other in others:
+            other.close()
+
+
 def test_a_process_that_comes_back_under_its_name_is_heard(listener, caller):
     caller.send("there", [b"one"])
     receive(listener)
