@@ -11,6 +11,7 @@ import itertools
 import math
 import re
 import zoneinfo
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -431,7 +432,8 @@ def is_hit(elements, wanted):
 def number_keys(keys, known=()):
     """(distinct keys by first touch, behind those that are known; counts; numbers of the keys)."""
     distinct = list(dict.fromkeys([*known, *keys]))
-    return distinct, [keys.count(key) for key in distinct], [distinct.index(key) for key in keys]
+    times, number = Counter(keys), {key: n for n, key in enumerate(distinct)}
+    return distinct, [times[key] for key in distinct], [number[key] for key in keys]
 
 
 def number_rows(rows, dense):

@@ -25,6 +25,15 @@ def test_what_is_left_is_what_is_not_resident(monkeypatch):
     assert 200 * MIB <= Memory(limit_mb * MIB).left() < 201 * MIB
 
 
+def test_what_a_program_had_before_is_its_own(monkeypatch):
+    has = [900 * MIB]
+    monkeypatch.setattr(memory, "resident_bytes", lambda: has[0])
+    given = Memory(1000 * MIB)
+    assert given.left() == 920 * MIB - memory.OWN_BYTES
+    has[0] += 100 * MIB
+    assert given.left() == 820 * MIB - memory.OWN_BYTES
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system does not tell")
 def test_arrays_count_while_they_are_held():
     """Many small ones, too, of which malloc keeps what lies between others."""

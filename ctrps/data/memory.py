@@ -18,6 +18,10 @@ from pathlib import Path
 MARGIN = 0.08
 """Share of a limit that nobody counts on: estimates are rough, and pages do not come one by one."""
 
+OWN_BYTES = 320 << 20
+"""What the interpreter, our libraries and kernels have at most. More than that, at the beginning,
+is of a program that calls us, such as a notebook: it is not ours to bound."""
+
 _ARENA_MAX = -8
 """The number of a setting of glibc's mallopt."""
 
@@ -53,8 +57,10 @@ class Memory:
     """
 
     def __init__(self, limit_bytes: int):
-        self._usable = int(limit_bytes * (1 - MARGIN))
         _call("mallopt", _ARENA_MAX, 1)
+        _call("malloc_trim", 0)
+        self._others = max(resident_bytes() - OWN_BYTES, 0)
+        self._usable = int(limit_bytes * (1 - MARGIN)) + self._others
 
     def left(self) -> int:
         """Bytes that may be taken; below 0 if too much is taken already."""
@@ -63,7 +69,8 @@ class Memory:
 
     def limit_mb(self, more_bytes: int) -> int:
         """The limit of which so many bytes would be left, in MB."""
-        return math.ceil((resident_bytes() + more_bytes) / (1 - MARGIN) / 2**20)
+        ours = resident_bytes() - self._others
+        return math.ceil((ours + more_bytes) / (1 - MARGIN) / 2**20)
 
     def ease(self) -> None:
         """Give back to the system what is free, if there is little left."""
