@@ -221,3 +221,15 @@ def _naming(text: str) -> Iterator[psutil.Process]:
                 yield process
         except psutil.Error:
             continue  # it ended while we looked, or is not ours to see
+
+
+def started_mb() -> int:
+    """What a process has that has loaded the extraction: on some machines far more than on others.
+
+    How many pages of a library are resident once it is loaded, the system decides.
+    """
+    code = (
+        "import ctrps.data.extract; from ctrps.data.memory import resident_bytes as r; print(r())"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    return int(found.stdout) >> 20

@@ -24,6 +24,7 @@ from ctrps.data.synthetic import generate
 from ctrps.errors import ConfigError, DataError
 from ctrps.kernels import counts, gather, numbering
 from tests import naive_data2 as twin
+from tests.procs import started_mb
 from tests.test_extract_resume import digests, small
 
 ROOT = Path(__file__).parents[1]
@@ -274,7 +275,7 @@ def test_memory_is_bounded(raw, tmp_path):
             # Other users and ads: nearly all keys are new.
             file.writelines(b"%d%s" % (number, line) for line in lines)
     size = (samples / "train-00000.tsv").stat().st_size
-    memory_mb = 288
+    memory_mb = started_mb() + 180
     settings = [f"output.dir={tmp_path}", f"features.spec={SPEC}", "features.count_above=1"]
     settings += [f"sample.memory_mb={memory_mb}", "features.names=1000"]
     command = [sys.executable, str(tmp_path / "run.py"), *settings]
