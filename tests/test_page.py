@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import signal
+import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -185,7 +186,8 @@ def test_top_on_a_terminal_until_q(running):
     if pid == 0:
         for number in (0, 1, 2):
             os.dup2(its, number)
-        os.execvpe("python", ["python", "-m", "ctrps", "top", str(running.folder)], terminal())
+        command = [sys.executable, "-m", "ctrps", "top", str(running.folder)]
+        os.execvpe(command[0], command, terminal())
     os.close(its)
     seen = b""
     while b"q quits" not in seen:
