@@ -82,6 +82,7 @@ def predict(
     rows = scorefiles.write_scores(
         _tallied(found, tally), sys.stdout if out == "-" else Path(out), link=link, keep=kept
     )
+    sys.stdout.flush()  # scores stand before what is said of them, on a shared stream too
     _say_notes(facts_of(found))
     # A closed standard output (`>&-`), which `main` replaces: there is nobody to tell.
     if tally.rows and getattr(sys.stdout, "name", "") != os.devnull:
