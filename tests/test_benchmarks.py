@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import (
+    cost,
     end_to_end,
     evaluation,
     fused,
@@ -242,6 +243,20 @@ def test_scaling(shown):
         base = next(b for b in found["costs"] if b["way"] == f["way"])
         assert near(f["of_base"], f["us_per_row"], base["us_per_row"])
         assert near(f["us_per_row"], 1e6, f["rows_per_s"])
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_cost(shown):
+    sizes = "--rows 300 --passes 1 --repeat 1 --modes sync --only replicas;key"
+    found = shown(cost, *sizes.split())
+    ways = ["train", *["1x1 sync"] * 3, *["2x2 sync"] * 3]
+    assert [f["way"] for f in found["cost"]] == ways and found["sync_models"] == 1
+    for f in found["cost"]:
+        base = next(b for b in found["cost"] if (b["way"], b["extra"]) == (f["way"], f["base"]))
+        assert near(f["of_base"], f["rows_per_s"], base["rows_per_s"])
+        assert near(f["cpu_of_base"], f["cpu_us_per_row"], base["cpu_us_per_row"])
+        assert near(f["of_train"], f["rows_per_s"], found["cost"][0]["rows_per_s"])
 
 
 def test_training_against_its_ceiling(shown):

@@ -19,6 +19,7 @@ from ctrps.ps.messages import Orders, Pull, Register, Welcome
 from ctrps.ps.roster import Roster
 from ctrps.ps.scheduler import Scheduler
 from ctrps.ps.server import Holding, Server
+from ctrps.ps.told import poisoned
 from ctrps.ps.view import Pair, Placement
 from ctrps.runtime.saving import JOURNAL, remember, remembered
 from tests.sim import Cluster, verify
@@ -310,6 +311,14 @@ def test_workers_that_are_killed_together_died_of_no_batch(mode):
     cluster.run()
     verify(cluster)
     assert len(cluster.crashed) == 3
+
+
+def test_a_line_names_some_of_many_batches_that_workers_died_of():
+    scheduler = training_scheduler(plain(servers=1, workers=1))
+    said = poisoned(scheduler, [(0, 0)] * 30, "worker 2: silent")
+    assert said.count("pass 0 lane 0") == 10 and said.endswith("; and 20 more")
+    assert "one of 29 others" in said
+    assert "more" not in poisoned(scheduler, [(0, 0)] * 10, "worker 2: silent")
 
 
 class Deadly(Cluster):

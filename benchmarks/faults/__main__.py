@@ -5,13 +5,18 @@
     python -m benchmarks.faults servers --control marks|repeats|journal
     python -m benchmarks.faults interrupt [--mode sync|ssp|async] [--runs 5]
     python -m benchmarks.faults extract   [--kills 20]
+    python -m benchmarks.faults network   [--partitions 50]
+    python -m benchmarks.faults relay     [--messages 1000000]
+    python -m benchmarks.faults pauses    [--seconds 0.5 2 10]
 
 The first line's jobs run under `ctrps launch`, which starts again what was killed. A kill (SIGKILL)
 comes at a random moment once the job is further than ever since the last one; there are as many
 jobs as so many kills take. ``two`` kills two at once, in half of the cases the scheduler and a
 server. ``interrupt``: each job is stopped at random moments, by Ctrl-C and by SIGKILL of its
 launcher, and started again with the same command until it is done. ``extract``: see
-``benchmarks.extract_faults``.
+``benchmarks.extract_faults``. ``network``: nodes in network namespaces, whose connections are cut
+and made bad. ``relay``: a relay between the nodes delays, doubles, reorders and drops messages.
+``pauses``: processes are stopped for a while.
 
 The rows are generated (seeded). In sync mode every other job has a real optimiser, and its digest
 must be that of `ctrps train`; all others have the optimiser ``count``, and must end with weights
@@ -33,9 +38,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.extract_faults import trials as extractions
+from benchmarks.faults import network, pauses, relay
 from benchmarks.faults.controls import CONTROLS
 from benchmarks.faults.jobs import Job
 from benchmarks.faults.kills import ROLES, interrupted, kill_again_and_again
+
+OTHERS = {"network": network.main, "relay": relay.main, "pauses": pauses.main}
+"""Parts with options of their own: what happens to messages and to time, not to processes."""
 
 
 def settings_of(options: argparse.Namespace, number: int) -> list[str]:
@@ -96,8 +105,11 @@ def trials(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
+    if sys.argv[1:] and sys.argv[1] in OTHERS:
+        return OTHERS[sys.argv[1]](sys.argv[2:])
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("what", choices=[*ROLES, "interrupt", "extract"])
+    others = f"or one of {', '.join(OTHERS)}, with options of their own (network --help)"
+    parser.add_argument("what", choices=[*ROLES, "interrupt", "extract"], help=others)
     parser.add_argument("--mode", default="async", choices=["sync", "ssp", "async"])
     parser.add_argument("--kills", type=int, default=20, help="of extract: in each pass")
     parser.add_argument("--replicas", type=int, default=0, choices=[0, 1])

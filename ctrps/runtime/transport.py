@@ -33,6 +33,13 @@ LOOK_S = 0.002
 CHECK_S = 0.1
 """Time between two looks at whether connections are refused."""
 
+SILENT_S = 5.0
+"""A connection on which nothing is acknowledged for so long is made anew: the system would try it
+again at ever longer intervals, and find only long afterwards that a network is well again."""
+
+CONNECT_S = 2.0
+"""For an attempt to connect; the next one follows within a second."""
+
 HIGH_WATER = 1000
 """Messages that one peer's queue holds; the machines have fewer than that under way."""
 
@@ -115,6 +122,8 @@ class Transport:
         made.setsockopt(zmq.LINGER, 1000)
         made.setsockopt(zmq.IPV6, 1)
         made.setsockopt(zmq.HANDSHAKE_IVL, round(1000 * HANDSHAKE_S))
+        made.setsockopt(zmq.TCP_MAXRT, round(1000 * SILENT_S))
+        made.setsockopt(zmq.CONNECT_TIMEOUT, round(1000 * CONNECT_S))
         return made
 
     def _listen(self, host: str, port: int, setting: str) -> "zmq.Socket[bytes]":
