@@ -84,6 +84,7 @@ class Process:
     status: int | None = None
     reason: str = ""
     routes: dict[int, str] = field(default_factory=dict)
+    stopped_until: float = 0.0
     manifest: Manifest | None = None
 
 
@@ -249,9 +250,13 @@ class Cluster:
         return process
 
     def _tick(self, process: Process) -> None:
-        if process.alive:
-            self._perform(process, process.machine.on_tick(self.now))
-            self.at(0.25, lambda: self._tick(process))
+        if not process.alive:
+            return
+        if process.stopped_until > self.now:
+            self.at(process.stopped_until - self.now, lambda: self._tick(process))
+            return
+        self._perform(process, process.machine.on_tick(self.now))
+        self.at(0.25, lambda: self._tick(process))
 
     # -- faults ---------------------------------------------------------------------------------
 
@@ -509,6 +514,10 @@ class Cluster:
     def _receive(self, sender: str, target: str, frames) -> None:
         process = self.processes.get(target)
         if process is None or not process.alive:
+            return
+        if process.stopped_until > self.now:
+            later = process.stopped_until - self.now
+            self.at(later, lambda: self._receive(sender, target, frames))
             return
         self.history.update(f"{self.now} {sender} {target}".encode() + b"".join(frames))
         peer = SCHEDULER if sender == "scheduler" and process.role != "scheduler" else sender

@@ -244,6 +244,18 @@ def test_a_restarted_scheduler_gives_its_nodes_time_to_speak():
     assert sum("is lost: silent for 5.0 s" in line for line in logs(effects)) == 2
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("stopped_s", [2.0, 10.0, 40.0])
+def test_a_scheduler_that_stood_still_blames_nobody(mode, stopped_s):
+    cluster = Cluster(plain(mode=mode, passes=4))
+    processes = cluster.processes
+    cluster.at(6.0, lambda: setattr(processes["scheduler"], "stopped_until", 6.0 + stopped_s))
+    ended = cluster.run()
+    verify(cluster)
+    assert ended.machine.clock.looked > 6.0 + stopped_s
+    assert not [line for line in cluster.log if "lost" in line]
+
+
 def test_what_is_told_is_on_disk_first():
     """No message of the same effects comes before the journal that it follows from."""
     scheduler = scheduler_of(plain(servers=1, workers=1))

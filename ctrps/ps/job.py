@@ -66,6 +66,17 @@ class Clock:
     train_s: float = 0.0
     step_s: float = 0.0
     marks: tuple[object, ...] = field(default_factory=tuple)
+    looked: float | None = None
+
+    def stood_still(self, now: float, most_s: float) -> float:
+        """Seconds, beyond ``most_s``, since deadlines were last looked at: somebody stopped this
+        process, and what it has waited for meanwhile cannot be blamed."""
+        still = 0.0 if self.looked is None else max(now - self.looked - most_s, 0.0)
+        self.looked = now
+        self.progress += still
+        if self.no_worker is not None:
+            self.no_worker += still
+        return still
 
 
 class EarlyStop:

@@ -117,6 +117,11 @@ class Roster:
             node = Node(m.number, m.role, m.rank, m.boot, m.address, None, now, dead=m.out)
             self.nodes[m.number] = node
 
+    def excuse(self, seconds: float, now: float) -> None:
+        """For so long nobody could be heard."""
+        for node in self:
+            node.heard = min(node.heard + seconds, now)
+
     def bury(self, now: float) -> list[Node]:
         """Declare nodes dead, for ever, that have been silent too long; returns those."""
         silent = [n for n in self if n.alive and now - n.heard >= self._silent_s[n.role]]

@@ -138,6 +138,7 @@ class Scheduler:
                 return self._linger(now)
             case Phase.FORMING:
                 return self._wait_for_nodes(now)
+        self.roster.excuse(self.clock.stood_still(now, self.limits.beat_s), now)
         return self._bury(now) or self._replace_servers(now) or self._mind_progress(now)
 
     def on_committed(self, checkpoint: int, now: float) -> Effects:
