@@ -98,7 +98,7 @@ def test_a_fleet_waits_for_a_lost_server_then_goes_on_with_fewer():
     fleet = Fleet(roster, Limits(), wanted=2, replicas=0, partitions=8)
     fleet.place(-1)
     assert fleet.placement == Placement(1, (0,) * 4 + (1,) * 4, (0, 1), 1, -1)
-    assert not fleet.wants_more
+    assert not fleet.outdated
     roster[1].dead = True
     assert fleet.lose(roster[1], 10.0)
     assert not fleet.enough(39.9) and fleet.enough(40.0)

@@ -107,7 +107,16 @@ def snapshot(machine: Scheduler, test: Mapping[str, Any] | None, now: float) -> 
         progressed=clock.progress,
         step_s=clock.step_s,
         nodes=tuple(
-            Seen(n.number, n.role, n.rank, n.address, n.heard, n.status, n.dead, n.gone)
+            Seen(
+                n.number,
+                n.role,
+                n.rank,
+                n.address,
+                n.heard,
+                n.status,
+                n.dead,
+                n.gone or n.released,
+            )
             for n in machine.roster
         ),
         missing=machine.roster.missing(spec.servers, spec.workers),
@@ -275,7 +284,9 @@ class Watch:
         limit = cluster.worker_silent_s if seen.role == "worker" else cluster.server_silent_s
         if seen.dead or seen.gone:
             return "lost" if seen.dead else "left"
-        return "silent" if now - seen.heard >= SILENT * limit else "up"
+        if now - seen.heard >= SILENT * limit:
+            return "silent"
+        return "leaving" if seen.status and seen.status.leaves else "up"
 
     def _node(self, seen: Seen, before: Seen | None, now: float, waits: bool) -> dict[str, Any]:
         """A row of the table of nodes; rates are over the time since it was seen ``before``.
