@@ -381,7 +381,7 @@ def test_a_server_too_many_gets_partitions_at_the_next_pass(mode):
     verify(cluster)
     late = cluster.processes["late"].machine
     assert len(cluster.servers) == 3 and len(late.owned) in (21, 22)
-    views = [line for line in cluster.log if "servers have joined" in line]
+    views = [line for line in cluster.log if "partitions are placed anew" in line]
     assert len(views) == 1
 
 

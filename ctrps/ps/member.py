@@ -116,7 +116,8 @@ class Member(ABC):
         """Somebody wants this process to end: by the first SIGTERM as soon as the job allows it."""
         if number == SIGTERM and self.life is Life.WORKING and not self.leaves:
             self.leaves = True
-            return [Log("asked to leave; a second signal ends this at once"), *self._tell(now)]
+            how = "works on until it is let go; a second signal ends it at once"
+            return [Log(f"asked to leave: {how}"), *self._tell(now)]
         return self._end(128 + number, f"stopped by signal {number}")
 
     def _beat(self, now: float) -> Effects:
@@ -188,7 +189,7 @@ class Member(ABC):
 
     def _obey_stop(self, orders: Orders) -> Effects:
         if self.leaves and orders.reason.startswith(FENCED):
-            return self._end(0, "it has left, as it was asked to")
+            return [Log("let go"), *self._end(0, "it was asked to leave")]
         return self._end(orders.exit_status, orders.reason)
 
     def _end(self, exit_status: int, reason: str) -> Effects:
