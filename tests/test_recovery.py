@@ -277,6 +277,19 @@ def test_numbers_of_checkpoints_are_not_used_again():
     assert restarted(before, 1.0, next_checkpoint=0).cuts.next == 0
 
 
+@pytest.mark.parametrize("at_border", [False, True])
+def test_a_pass_is_over_only_with_its_border_checkpoint(at_border):
+    """A checkpoint inside the pass is not it, though the servers have done all of the pass."""
+    before = training_scheduler(plain(servers=1, workers=1, mode="ssp"))
+    steps = before.training.plan.steps
+    before.spec = replace(before.spec, resume=(7, 0, steps if at_border else 1))
+    scheduler = restarted(before, 1.0)
+    scheduler.on_message("server", status_of(0, 9, term=1, step=steps), 1.0)
+    assert (scheduler.pass_, scheduler.phase) == (
+        (1, Phase.LOADING) if at_border else (0, Phase.TRAINING)
+    )
+
+
 # -- poison -------------------------------------------------------------------------------------
 
 

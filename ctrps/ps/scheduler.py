@@ -369,7 +369,8 @@ class Scheduler:
 
     def _loaded(self, now: float) -> Effects:
         self.training.learn(self.fleet.reports)
-        if self.committed and self.committed[1] == self.pass_ and self.training.complete:
+        border = (self.pass_, self.training.plan.steps)
+        if self.committed and self.committed[1:] == border and self.training.complete:
             self._count_pass()  # if an earlier scheduler did not come to that
             return self._after_pass(now)
         return self._train(now)
