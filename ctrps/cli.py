@@ -278,6 +278,8 @@ def server(
 ) -> None:
     """Run one server of a cluster: it holds a part of the model.
 
+    SIGTERM asks it to leave, and it goes when others have its part; SIGINT ends it at once.
+
     Example: CTRPS_SCHEDULER=127.0.0.1:9000 ctrps server -c job.yaml
     """
     with loading():
@@ -305,6 +307,8 @@ def worker(
     replaces: Replaces = False,
 ) -> None:
     """Run one worker of a cluster: it reads rows and computes gradients.
+
+    SIGTERM asks it to leave, and others go on with its work; SIGINT ends it at once.
 
     Example: CTRPS_SCHEDULER=127.0.0.1:9000 ctrps worker -c job.yaml
     """

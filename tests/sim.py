@@ -17,6 +17,7 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from signal import SIGTERM
 from typing import NamedTuple
 
 from ctrps.ps import messages
@@ -38,7 +39,7 @@ from ctrps.ps.effects import (
 )
 from ctrps.ps.job import JobSpec, Phase
 from ctrps.ps.journal import Journal
-from ctrps.ps.member import Identity, Limits
+from ctrps.ps.member import Identity, Life, Limits
 from ctrps.ps.partition import NO_MARKS, PartitionSet, PartitionState
 from ctrps.ps.plan import EvaluationPlan, Manifest
 from ctrps.ps.progress import NO_PROGRESS
@@ -103,8 +104,8 @@ class Cluster:
     ----------
     messages, history
         Messages received, and a hash of all of them with their times.
-    crashed, coming
-        When each process was killed; how many are about to be replaced.
+    crashed, coming, asked
+        When each process was killed; how many are about to be replaced; those asked to leave.
     journal
         What the scheduler has on disk.
     deaths
@@ -152,6 +153,7 @@ class Cluster:
         self.history = hashlib.blake2b()
         self.log: list[str] = []
         self.crashed: dict[str, float] = {}
+        self.asked: list[str] = []
         self.coming = 0
         self.deaths = 1000
         self.journal: Journal | None = None
@@ -201,6 +203,8 @@ class Cluster:
             self.at(self.rng.uniform(2, 12 + faults.later_s * i), lambda i=i: self._crash(i))
         for _ in range(faults.suspicions):
             self.at(self.rng.uniform(3, 10), self._suspect)
+        for i in range(faults.leaves):
+            self.at(self.rng.uniform(2, 12 + faults.later_s * i), lambda i=i: self._leave(i))
         if self.interrupt_at is not None:
             self.at(self.interrupt_at, self._interrupt)
         if self.kill_at is not None:
@@ -295,6 +299,20 @@ class Cluster:
         self.processes[name].alive = False
         self.crashed[name] = self.now
         self.log.append(f"{self.now:.1f} crash of {name}")
+
+    def _leave(self, number: int) -> None:
+        """Ask a node to leave; another comes where the job needs one, else perhaps."""
+        nodes = [p for p in self.processes.values() if p.role != "scheduler" and p.alive]
+        nodes = [p for p in nodes if p.machine.life is Life.WORKING and not p.machine.leaves]
+        if not nodes:
+            return
+        node = self.rng.choice(nodes)
+        forming = self.processes["scheduler"].machine.phase is Phase.FORMING
+        if node.role == "worker" or forming or self.rng.random() < 0.5:
+            self.at(self.rng.uniform(0, 5), lambda: self.start(f"n{number}", node.role))
+        self.log.append(f"{self.now:.1f} {node.name} is asked to leave")
+        self.asked.append(node.name)
+        self._perform(node, node.machine.on_signal(SIGTERM, self.now))
 
     def _kill_all(self) -> None:
         for process in self.processes.values():

@@ -95,7 +95,10 @@ def build_minibatch(rows: list[list[int]], labels: list[int], bits: int) -> Mini
 
 @dataclass
 class Faults:
-    """What the network and the processes do in a run, drawn from its seed."""
+    """What the network and the processes do in a run, drawn from its seed.
+
+    ``leaves`` times somebody asks a server or worker to leave.
+    """
 
     loss: float = 0.0
     double: float = 0.0
@@ -107,6 +110,7 @@ class Faults:
     kill_role: str = "worker"
     later_s: float = 0.0
     delays: tuple[float, ...] = ()
+    leaves: int = 0
 
     @classmethod
     def drawn(cls, rng: random.Random) -> "Faults":

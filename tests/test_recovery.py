@@ -98,7 +98,7 @@ def test_a_fleet_waits_for_a_lost_server_then_goes_on_with_fewer():
     fleet = Fleet(roster, Limits(), wanted=2, replicas=0, partitions=8)
     fleet.place(-1)
     assert fleet.placement == Placement(1, (0,) * 4 + (1,) * 4, (0, 1), 1, -1)
-    assert not fleet.wants_more
+    assert not fleet.outdated
     roster[1].dead = True
     assert fleet.lose(roster[1], 10.0)
     assert not fleet.enough(39.9) and fleet.enough(40.0)
@@ -289,6 +289,19 @@ def test_numbers_of_checkpoints_are_not_used_again():
     assert restarted(before, 1.0, next_checkpoint=0).cuts.next == 0
 
 
+@pytest.mark.parametrize("at_border", [False, True])
+def test_a_pass_is_over_only_with_its_border_checkpoint(at_border):
+    """A checkpoint inside the pass is not it, though the servers have done all of the pass."""
+    before = training_scheduler(plain(servers=1, workers=1, mode="ssp"))
+    steps = before.training.plan.steps
+    before.spec = replace(before.spec, resume=(7, 0, steps if at_border else 1))
+    scheduler = restarted(before, 1.0)
+    scheduler.on_message("server", status_of(0, 9, term=1, step=steps), 1.0)
+    assert (scheduler.pass_, scheduler.phase) == (
+        (1, Phase.LOADING) if at_border else (0, Phase.TRAINING)
+    )
+
+
 # -- poison -------------------------------------------------------------------------------------
 
 
@@ -393,7 +406,7 @@ def test_a_server_too_many_gets_partitions_at_the_next_pass(mode):
     verify(cluster)
     late = cluster.processes["late"].machine
     assert len(cluster.servers) == 3 and len(late.owned) in (21, 22)
-    views = [line for line in cluster.log if "servers have joined" in line]
+    views = [line for line in cluster.log if "partitions are placed anew" in line]
     assert len(views) == 1
 
 

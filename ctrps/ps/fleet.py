@@ -73,26 +73,37 @@ class Fleet:
             self.placement = replace(self.placement, protected=protected)
 
     @property
-    def wants_more(self) -> bool:
-        """Whether there are servers that would own partitions, were all placed anew."""
-        there = len(self._roster.alive("server"))
-        if self._replicas:
-            return len(self.placement.servers) < min(self._wanted, there)
-        return there != len(self.placement.servers)
+    def outdated(self) -> bool:
+        """Whether other servers would own partitions, were all placed anew."""
+        there, owners = self._staying(), self.placement.servers
+        most = min(self._wanted, len(there)) if self._replicas else len(there)
+        return len(owners) < most or not set(owners) <= set(there)
+
+    def _staying(self) -> list[int]:
+        """The servers there are, but for those that leave; if all of them leave, all."""
+        there = self._roster.alive("server")
+        return [n.number for n in there if not n.leaves] or [n.number for n in there]
+
+    def last(self, node: Node) -> bool:
+        """Whether a server that leaves is still needed, because all of them leave."""
+        return node.number in self._staying()
 
     def place(self, restore: int) -> None:
         """Place all partitions anew on the servers there are; they begin from a checkpoint."""
-        there = [n.number for n in self._roster.alive("server")]
+        there = self._staying()
         owners = there[: self._wanted] if self._replicas else there
         self.placement = self.placement.begun(self._partitions, owners, restore)
         self.lost_at = None
         self.pair_up()
 
     def pair_up(self) -> bool:
-        """Give each owner without a standby one of the servers that are free; True if any was."""
+        """Give each owner without a standby one of the servers that are free; True if any was.
+
+        First those that leave: they can go when their standby has everything.
+        """
         before = self.placement
         if self._replicas and before.number > 0:
-            for owner in before.servers:
+            for owner in sorted(before.servers, key=lambda n: not self._roster[n].leaves):
                 free = self._free()
                 if free and not any(pair.owner == owner for pair in self.placement.pairs):
                     chosen = max(free, key=lambda n: self._apart(owner, n))
@@ -101,7 +112,8 @@ class Fleet:
 
     def _free(self) -> list[int]:
         taken = {*self.placement.servers, *(pair.standby for pair in self.placement.pairs)}
-        return [n.number for n in self._roster.alive("server") if n.number not in taken]
+        there = self._roster.alive("server")
+        return [n.number for n in there if n.number not in taken and not n.leaves]
 
     def _apart(self, owner: int, standby: int) -> bool:
         """Whether two servers are on different hosts: one that goes down takes only one of them."""
@@ -110,10 +122,7 @@ class Fleet:
 
     def lose(self, node: Node, now: float) -> bool:
         """A server is dead; whether rows are gone with it, and all must go back."""
-        for pair in self.placement.pairs:
-            if pair.standby == node.number:
-                self.placement = self.placement.parted(pair)
-                self.pair_up()
+        self._part(node)
         if node.number not in self.placement.servers:
             return False
         safe = self._safe_pair(node.number)
@@ -123,6 +132,25 @@ class Fleet:
             return False
         self.lost_at = now if self.lost_at is None else self.lost_at
         return True
+
+    def _part(self, standby: Node) -> None:
+        """A server stands by for nobody any more; another one that is free does, if any is."""
+        for pair in self.placement.pairs:
+            if pair.standby == standby.number:
+                self.placement = self.placement.parted(pair)
+        self.pair_up()
+
+    def let_go(self, node: Node, hands_over: bool) -> bool:
+        """A server asks to leave; whether it may end now, as nothing is lost with it.
+
+        If the job allows that it ``hands_over`` its rows, its standby takes its place.
+        """
+        self._part(node)
+        safe = self._safe_pair(node.number)
+        if safe and hands_over:
+            self.placement = self.placement.promoted(safe)
+            self.pair_up()
+        return node.number not in self.placement.servers
 
     def _safe_pair(self, owner: int) -> Pair | None:
         for pair in self.placement.pairs:
@@ -135,7 +163,12 @@ class Fleet:
         """Whether lost owners have been replaced, or have been waited for long enough."""
         there = len(self._roster.alive("server"))
         waited = self._waited(now) >= self._limits.server_wait_s
-        return there >= self._wanted or (there > 0 and waited)
+        return there >= self._needed or (there > 0 and waited)
+
+    @property
+    def _needed(self) -> int:
+        """How many servers are waited for: not for those that have left."""
+        return min(self._wanted, len(self.placement.servers))
 
     def given_up(self, now: float) -> str:
         """Why the job cannot go on without those that are missing; empty while it may."""
@@ -149,7 +182,7 @@ class Fleet:
         """In words."""
         some = self._roster.alive("server")
         limit_s = self._limits.server_wait_s if some else self._limits.give_up_s
-        missing = self._roster.missing(self._wanted, 0)
+        missing = self._roster.missing(self._needed, 0)
         return f"waiting for {missing}, {self._waited(now):.0f} s of {limit_s:.0f} s"
 
     def _waited(self, now: float) -> float:

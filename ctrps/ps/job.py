@@ -78,6 +78,12 @@ class Clock:
             self.no_worker += still
         return still
 
+    def stalled(self, marks: tuple[object, ...], now: float) -> float:
+        """For how long nothing has changed of ``marks``, which do when the job gets on."""
+        if marks != self.marks:
+            self.marks, self.progress = marks, now
+        return now - self.progress
+
 
 class EarlyStop:
     """Whether a figure of the test rows still gets better.

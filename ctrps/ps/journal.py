@@ -13,7 +13,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A node that joined; ``out``: it is dead or has said goodbye, for ever."""
+    """A node that joined; ``out``: it is dead, has left or has said goodbye, for ever."""
 
     number: int
     role: str

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from signal import SIGTERM
 
 from ctrps.ps.effects import (
     SCHEDULER,
@@ -22,7 +23,10 @@ from ctrps.ps.messages import Bye, Orders, Refused, Register, Status, Welcome
 from ctrps.ps.plan import Manifest
 
 FENCED = "fenced"
-"""How the reason begins that a node hears after it was declared dead; it may join as a new one."""
+"""How the reason begins that a node hears that is out of the job.
+
+It was declared dead, and may join as a new one; or it has asked to leave, and may end.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,8 @@ class Member(ABC):
     ----------
     measured : mapping
         What the driver has measured so far, to be told with the counters of a status.
+    leaves : bool
+        It has been asked to leave: it tells the scheduler, and works on until that lets it go.
     """
 
     def __init__(self, identity: Identity, limits: Limits, now: float):
@@ -86,6 +92,7 @@ class Member(ABC):
         self.limits = limits
         self.life = Life.JOINING
         self.measured: Mapping[str, float] = {}
+        self.leaves = False
         self.node = -1
         self.rank = identity.rank
         self.orders: Orders | None = None
@@ -106,7 +113,11 @@ class Member(ABC):
         return effects + self._end(exit_status, what)
 
     def on_signal(self, number: int, now: float) -> Effects:
-        """Somebody ends this process: say goodbye."""
+        """Somebody wants this process to end: by the first SIGTERM as soon as the job allows it."""
+        if number == SIGTERM and self.life is Life.WORKING and not self.leaves:
+            self.leaves = True
+            how = "works on until it is let go; a second signal ends it at once"
+            return [Log(f"asked to leave: {how}"), *self._tell(now)]
         return self._end(128 + number, f"stopped by signal {number}")
 
     def _beat(self, now: float) -> Effects:
@@ -177,6 +188,8 @@ class Member(ABC):
         return True
 
     def _obey_stop(self, orders: Orders) -> Effects:
+        if self.leaves and orders.reason.startswith(FENCED):
+            return [Log("let go"), *self._end(0, "it was asked to leave")]
         return self._end(orders.exit_status, orders.reason)
 
     def _end(self, exit_status: int, reason: str) -> Effects:

@@ -15,7 +15,11 @@ from ctrps.ps.messages import PROTOCOL, Register, Status
 
 @dataclass(slots=True)
 class Node:
-    """A process that is, or was, in the job."""
+    """A process that is, or was, in the job.
+
+    It is out for ever when it was declared ``dead``, has said goodbye (``gone``), or has asked to
+    leave and was ``released``.
+    """
 
     number: int
     role: str
@@ -28,10 +32,16 @@ class Node:
     status: Status | None = None
     dead: bool = False
     gone: bool = False
+    released: bool = False
 
     @property
     def alive(self) -> bool:
-        return not self.dead and not self.gone
+        return not (self.dead or self.gone or self.released)
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it has asked to leave."""
+        return self.status is not None and self.status.leaves
 
     def __str__(self) -> str:
         place = f" ({self.address})" if self.address else ""

@@ -12,7 +12,7 @@ from ctrps.ps.fleet import Fleet
 from ctrps.ps.job import Clock, EarlyStop, JobSpec, Phase, Poison
 from ctrps.ps.journal import Journal
 from ctrps.ps.member import Limits
-from ctrps.ps.messages import Bye, Message, Refused, Register, Status, Welcome
+from ctrps.ps.messages import Bye, Message, Refused, Register, Status
 from ctrps.ps.roster import Node, Roster
 from ctrps.ps.training import Training
 
@@ -65,7 +65,7 @@ class Scheduler:
         first, sync = spec.resume[0] + 1 if spec.resume else 0, spec.settings.mode == "sync"
         self.cuts = Cuts(first, sync, spec.checkpoint_s, limits.beat_s)
         self.seq = 0
-        self._first_term = term
+        self.first_term = term
         self._remembered: Journal | None = None
         self._interrupted = 0
         self._stop_by = 0.0
@@ -78,7 +78,7 @@ class Scheduler:
         self.fleet.go_on(journal.placement, now)
         self.pass_ = journal.pass_
         self.trained_rows, self.trained_steps = journal.rows, journal.steps
-        self._first_term = journal.first_term
+        self.first_term = journal.first_term
         self.cuts.next = max(self.cuts.next, journal.next_checkpoint)
         self.training.turn(self.pass_)
         self.training.begun = journal.begun
@@ -110,21 +110,7 @@ class Scheduler:
 
     def _safely(self, effects: Effects) -> Effects:
         """What must survive this process is on disk before anybody hears of it."""
-        journal = Journal(
-            self.spec.config_digest,
-            self.roster.kernel_digest,
-            self.spec.plan_digest,
-            self._first_term,
-            self.term,
-            self.roster.save(),
-            self.fleet.placement,
-            self.pass_,
-            self.cuts.next,
-            self.trained_rows,
-            self.trained_steps,
-            self.training.begun,
-            (self.exit_status, self.reason) if self.phase in (Phase.STOPPING, Phase.ENDED) else (),
-        )
+        journal = told.journal(self)
         if journal == self._remembered:
             return effects
         self._remembered = journal
@@ -195,7 +181,8 @@ class Scheduler:
         if self._interrupted or self.phase in (Phase.STOPPING, Phase.ENDED):
             return []
         self._interrupted = signal_status
-        if self.phase is Phase.TRAINING:
+        gets_on = self.roster.alive("worker") or self.spec.settings.mode != "sync"
+        if self.phase is Phase.TRAINING and gets_on:
             self.cuts.soon(self.training.step, self.fleet.reports, self.clock.step_s)
             return self._safely([Log("stopping after a checkpoint"), *self._tell_all()])
         return self._safely(self._stop_unsaved(now))
@@ -224,11 +211,11 @@ class Scheduler:
         known = self.roster.known(message.boot)
         if known:
             known.peer, known.heard = peer, now
-            return [Send(peer, self._welcome(known))]
+            return [Send(peer, told.welcome(self, known))]
         if lost := self.roster.replaced(message):
             lost.dead = True
         node = self.roster.admit(peer, message, now)
-        effects: Effects = [Send(peer, self._welcome(node)), Log(f"{node} joined")]
+        effects: Effects = [Send(peer, told.welcome(self, node)), Log(f"{node} joined")]
         if lost:
             effects += self._lost(lost, "it died, and was started again", now)
         if self.phase is Phase.FORMING:
@@ -237,15 +224,9 @@ class Scheduler:
             effects.append(Log(f"{node} stands by"))
         return effects + self._deal(now)
 
-    def _welcome(self, node: Node) -> Welcome:
-        names, blocks = self.spec.manifest.pack()
-        return Welcome(node.boot, self.term, node.number, node.rank, names, blocks)
-
     def _form_if_complete(self, now: float) -> Effects:
-        servers, workers = self.roster.alive("server"), self.roster.alive("worker")
-        if len(servers) < self._servers or len(workers) < self.spec.workers:
-            return []
-        return self._place(now)
+        missing = self.roster.missing(self._servers, self.spec.workers)
+        return [] if missing else self._place(now)
 
     def _place(self, now: float) -> Effects:
         """Another view, on all servers there are: everything goes on from the last checkpoint."""
@@ -295,14 +276,32 @@ class Scheduler:
         if not self.fleet.lose(node, now):
             if self.fleet.placement.number == view:
                 return effects + self._tell_all()
-            self.cuts.withdraw()
-            return [*effects, Log("its standby goes on"), *self._enter(Phase.LOADING, now)]
+            return effects + self._hand_over(now)
         if self._interrupted and not self.cuts.committing:
             return effects + self._stop_unsaved(now)
         self.cuts.withdraw()
         back = f"checkpoint {self.committed[0]}" if self.committed else "the beginning"
         effects += [Log(f"going back to {back}"), *self._enter(Phase.LOADING, now)]
         return effects + self._replace_servers(now)
+
+    def _hand_over(self, now: float) -> Effects:
+        """A standby has taken its owner's place."""
+        self.cuts.withdraw()
+        return [Log("its standby goes on"), *self._enter(Phase.LOADING, now)]
+
+    def _let_go(self, node: Node, now: float) -> Effects:
+        """A node asks to leave, and goes if nothing is lost with it; if all end soon, with them."""
+        if self._interrupted or self.phase in (Phase.STOPPING, Phase.ENDED):
+            return []
+        if node.role == "worker":
+            node.released = True
+            return self._deal(now) if self.phase is not Phase.FORMING else []
+        before, trains = self.fleet.placement, self.phase is Phase.TRAINING
+        node.released = self.fleet.let_go(node, trains and not self.cuts.committing)
+        effects: Effects = [Log(f"{node} has left")] if node.released else []
+        if self.fleet.placement.number != before.number:
+            return effects + self._hand_over(now)
+        return effects + (self._tell_all() if self.fleet.placement != before else [])
 
     def _replace_servers(self, now: float) -> Effects:
         """Make another view when the servers that were lost have been replaced, or are not."""
@@ -319,9 +318,11 @@ class Scheduler:
         node = self.roster.get(message.node)
         if node is None or node.gone:
             return []
-        node.gone = True
+        was_in, node.gone = node.alive, True
         if self.phase is Phase.STOPPING:
             return self._linger(now)
+        if not was_in:
+            return []
         status, why = message.exit_status, message.reason
         if node.role == "worker" and status == 3:
             return self._stop(3, f"{node}: {why}", now)
@@ -331,22 +332,25 @@ class Scheduler:
 
     def _on_status(self, peer: Peer, status: Status, now: float) -> Effects:
         node = self.roster.get(status.node)
-        if node is None or not self._first_term <= status.term <= self.term or node.gone:
+        if node is None or not self.first_term <= status.term <= self.term or node.gone:
             return []
-        if node.dead:
-            return [Send(peer, told.fenced(self.term))]
+        if not node.alive:
+            return [Send(peer, told.orders(self, node))]
         node.peer, node.heard = peer, max(node.heard, now)
         if status.term < self.term:
             # It does not know this scheduler yet; what it says may be older than the last one.
             return [Send(peer, told.orders(self, node))]
         if status.seq <= node.seq:
             return []
-        node.seq, node.status = status.seq, status
+        known, node.seq, node.status = node.leaves, status.seq, status
         if status.fault and self.phase is not Phase.STOPPING:
             return self._stop(status.fault_status, f"{node}: {status.fault}", now)
         effects = self._on_report(node, status, now)
         if self.phase in (Phase.STOPPING, Phase.ENDED) and effects:
             return effects
+        if status.leaves:
+            effects += [] if known else [Log(told.leaving(self, node))]
+            effects += self._let_go(node, now)
         return [*effects, Send(peer, told.orders(self, node))]
 
     def _on_report(self, node: Node, status: Status, now: float) -> Effects:
@@ -366,7 +370,8 @@ class Scheduler:
 
     def _loaded(self, now: float) -> Effects:
         self.training.learn(self.fleet.reports)
-        if self.committed and self.committed[1] == self.pass_ and self.training.complete:
+        border = (self.pass_, self.training.plan.steps)
+        if self.committed and self.committed[1:] == border and self.training.complete:
             self._count_pass()  # if an earlier scheduler did not come to that
             return self._after_pass(now)
         return self._train(now)
@@ -412,8 +417,8 @@ class Scheduler:
         self.pass_ += 1
         self.training.turn(self.pass_)
         self.poison.clear()
-        if self.fleet.wants_more:
-            return [Log("servers have joined: the partitions are placed anew"), *self._place(now)]
+        if self.fleet.outdated:
+            return [Log("servers come or leave: partitions are placed anew"), *self._place(now)]
         return self._enter(Phase.LOADING, now)
 
     def _on_scores(self, status: Status) -> Effects:
@@ -443,11 +448,9 @@ class Scheduler:
     # -- waiting and the end --------------------------------------------------------------------
 
     def _mind_progress(self, now: float) -> Effects:
-        marks = self._marks()
-        if marks != self.clock.marks:
-            self.clock.marks, self.clock.progress = marks, now
-            return []
-        stalled = now - self.clock.progress
+        versions = [(s.view, s.pass_, s.step, s.ready, s.saved) for s in self.fleet.reports]
+        marks = (self.phase, *versions, self.evaluation.done, self.cuts.committing)
+        stalled = self.clock.stalled(marks, now)
         since = self.clock.no_worker
         if since is not None and now - since >= self.limits.give_up_s:
             return self._stop(4, f"no worker for {now - since:.0f} s", now)
@@ -458,11 +461,6 @@ class Scheduler:
         if stalled >= self.limits.say_s:
             effects += self._say(f"no progress for {stalled:.0f} s: {told.waits_for(self)}", now)
         return effects
-
-    def _marks(self) -> tuple[object, ...]:
-        """Whatever changes when the job gets on."""
-        versions = [(s.view, s.pass_, s.step, s.ready, s.saved) for s in self.fleet.reports]
-        return (self.phase, *versions, self.evaluation.done, self.cuts.committing)
 
     def _steal(self) -> Effects:
         """Give what the job waits for to other workers, too."""
@@ -484,7 +482,7 @@ class Scheduler:
 
     def _linger(self, now: float) -> Effects:
         """End when all have said goodbye, or when the time for it is over."""
-        if now < self._stop_by and any(n.alive for n in self.roster):
+        if now < self._stop_by and not all(n.dead or n.gone for n in self.roster):
             return []
         self.phase = Phase.ENDED
         return [Finish(self.exit_status, self.reason)]

@@ -470,6 +470,7 @@ class Server(Member):
             step=facts.step,
             ready=self.mode is not None,
             protected=self.copies.pair if self.copies and protected else -1,
+            leaves=self.leaves,
             missing=missing,
             saved=facts.saved,
             missed=self._missed,

@@ -1,11 +1,12 @@
-"""What others are told of a job: people in words and figures, nodes by orders."""
+"""What others are told of a job: people in words, nodes by orders, its next scheduler."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ctrps.ps.job import Phase
+from ctrps.ps.journal import Journal
 from ctrps.ps.member import FENCED
-from ctrps.ps.messages import Orders
+from ctrps.ps.messages import Orders, Welcome
 from ctrps.ps.roster import Node
 
 if TYPE_CHECKING:
@@ -50,6 +51,20 @@ def poisoned(scheduler: "Scheduler", batches: list[tuple[int, int]], last: str) 
     return f"{places[0]}: {what}, the last was {last}{rest}"
 
 
+def leaving(scheduler: "Scheduler", node: Node) -> str:
+    """In words: when a node that has been asked to leave will go."""
+    fleet = scheduler.fleet
+    if node.role == "worker":
+        return f"{node} leaves; its lanes go to others"
+    if node not in fleet.owners:
+        return f"{node} leaves; no partition is lost with it"
+    if any(pair.owner == node.number for pair in fleet.placement.pairs):
+        return f"{node} leaves as soon as its standby has all it holds"
+    if fleet.last(node):
+        return f"{node} stays until another server comes or the job ends: none would be left"
+    return f"{node} leaves at the end of the pass"
+
+
 def progress(scheduler: "Scheduler", now: float) -> dict[str, Any]:
     """Figures for a progress line: pass, step, rows, progressive loss and AUC of this pass."""
     training = scheduler.training
@@ -72,8 +87,16 @@ def progress(scheduler: "Scheduler", now: float) -> dict[str, Any]:
     }
 
 
+def welcome(scheduler: "Scheduler", node: Node) -> Welcome:
+    """What a node hears that has joined."""
+    names, blocks = scheduler.spec.manifest.pack()
+    return Welcome(node.boot, scheduler.term, node.number, node.rank, names, blocks)
+
+
 def orders(scheduler: "Scheduler", node: Node) -> Orders:
     """What a node is to do: the whole picture."""
+    if not node.alive:
+        return _fenced(scheduler.term)
     return Orders(
         term=scheduler.term,
         seq=scheduler.seq,
@@ -100,7 +123,27 @@ def _leases(scheduler: "Scheduler", node: Node) -> list[tuple[int, int]]:
     return []
 
 
-def fenced(term: int) -> Orders:
-    """What a node hears that was declared dead."""
+def _fenced(term: int) -> Orders:
+    """What a node hears that is out of the job, declared dead or released."""
     reason = f"{FENCED}: this node was silent too long and is out of the job"
     return Orders(term, 1 << 60, -1, [], [], -1, -1, "stop", [], [], reason, 4)
+
+
+def journal(scheduler: "Scheduler") -> Journal:
+    """What another scheduler must know that goes on with this job."""
+    over = scheduler.phase in (Phase.STOPPING, Phase.ENDED)
+    return Journal(
+        scheduler.spec.config_digest,
+        scheduler.roster.kernel_digest,
+        scheduler.spec.plan_digest,
+        scheduler.first_term,
+        scheduler.term,
+        scheduler.roster.save(),
+        scheduler.fleet.placement,
+        scheduler.pass_,
+        scheduler.cuts.next,
+        scheduler.trained_rows,
+        scheduler.trained_steps,
+        scheduler.training.begun,
+        (scheduler.exit_status, scheduler.reason) if over else (),
+    )

@@ -485,6 +485,7 @@ class Worker(Member):
             fault_status=self._fault[1],
             waits_for=self._waits_for(now),
             lanes=shown,
+            leaves=self.leaves,
             results=tuple(a for lane in shown if self._evaluates for a in self._results[lane]),
         )
 

@@ -22,7 +22,7 @@ from ctrps.runtime.meter import BOUNDS_S, RECEIVED, SENT, SERIAL, TIMED
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PHASES = ("starting", "compiling", *(phase.name.lower() for phase in Phase), "saving")
-STATES = ("up", "silent", "lost", "left")
+STATES = ("up", "silent", "leaving", "lost", "left")
 STALENESS_BOUNDS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 BY_NODE = ["role", "rank"]
 
@@ -134,7 +134,7 @@ def _of_nodes(state: Mapping[str, Any]) -> Iterator[Metric]:
         "ctrps_node_heartbeat_age_seconds",
         "Time since the scheduler last heard of a node that is in the job.",
         BY_NODE,
-        ((_id(n), n["heard_s"]) for n in nodes if n["state"] in ("up", "silent")),
+        ((_id(n), n["heard_s"]) for n in nodes if n["state"] not in ("lost", "left")),
     )
     yield _gauges(
         "ctrps_node_resident_memory_bytes",

@@ -51,6 +51,10 @@ class Child:
         """Its exit status; negative for a signal; None while it runs."""
         return self.process.poll()
 
+    def lost(self) -> bool:
+        """Whether it has ended, and not because it was told to or asked to leave."""
+        return self.seen and self.ended() != 0
+
     def joined(self) -> bool:
         """Whether it has been in the job, by its log, which may have grown long since."""
         return self.role == "scheduler" or any(
@@ -215,7 +219,8 @@ class LocalCluster:
         """
         workers = [c for c in self.children if c.role == "worker"]
         servers = [c for c in self.children if c.role == "server"]
-        if not (all(w.seen for w in workers) or any(s.seen for s in servers)):
+        lost = all(w.lost() for w in workers) or any(s.lost() for s in servers)
+        if not lost and not all(c.seen for c in workers + servers):
             return
         now, c = time.monotonic(), self.job.cluster
         self._alive_at = self._alive_at or now
@@ -271,8 +276,11 @@ class LocalCluster:
             scheduler.process.send_signal(self._signals[0])
 
     def _stop_all(self) -> None:
-        """Leave no process behind: time to say goodbye, then SIGTERM, then SIGKILL."""
-        patience = [(None, 1.0), (signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)]
+        """Leave no process behind: time to say goodbye, then SIGINT, then SIGKILL.
+
+        By SIGTERM a node would only be asked to leave.
+        """
+        patience = [(None, 1.0), (signal.SIGINT, 2.0), (signal.SIGKILL, 5.0)]
         for number, wait_s in patience if self._kill_at is None else patience[1:]:
             running = [c for c in self.children if c.ended() is None]
             if number is not None:

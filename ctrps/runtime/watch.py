@@ -7,7 +7,7 @@ are worked out by whoever asks, in threads of their own: nothing here waits for 
 import json
 import os
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -18,6 +18,7 @@ from ctrps import __version__
 from ctrps.checkpoint import MANIFEST
 from ctrps.config import JobConfig
 from ctrps.ps import told
+from ctrps.ps.job import Phase
 from ctrps.ps.messages import Status
 from ctrps.ps.scheduler import Scheduler
 from ctrps.runtime.facts import EVENTS, STATE, plain, read_json, staleness, total_rows, write_json
@@ -100,6 +101,8 @@ class Snapshot:
 def snapshot(machine: Scheduler, test: Mapping[str, Any] | None, now: float) -> Snapshot:
     """Of a cluster, as its scheduler knows it."""
     clock, spec = machine.clock, machine.spec
+    formed = machine.phase is not Phase.FORMING
+    left = Counter(n.role for n in machine.roster if n.released and formed)
     return Snapshot(
         now=now,
         phase=_phase(machine),
@@ -107,10 +110,21 @@ def snapshot(machine: Scheduler, test: Mapping[str, Any] | None, now: float) -> 
         progressed=clock.progress,
         step_s=clock.step_s,
         nodes=tuple(
-            Seen(n.number, n.role, n.rank, n.address, n.heard, n.status, n.dead, n.gone)
+            Seen(
+                n.number,
+                n.role,
+                n.rank,
+                n.address,
+                n.heard,
+                n.status,
+                n.dead,
+                n.gone or n.released,
+            )
             for n in machine.roster
         ),
-        missing=machine.roster.missing(spec.servers, spec.workers),
+        missing=machine.roster.missing(
+            spec.servers - left["server"], spec.workers - left["worker"]
+        ),
         waits_for=told.waits_for(machine) if now - clock.progress >= STALLED_S else "",
         test=test,
     )
@@ -275,7 +289,9 @@ class Watch:
         limit = cluster.worker_silent_s if seen.role == "worker" else cluster.server_silent_s
         if seen.dead or seen.gone:
             return "lost" if seen.dead else "left"
-        return "silent" if now - seen.heard >= SILENT * limit else "up"
+        if now - seen.heard >= SILENT * limit:
+            return "silent"
+        return "leaving" if seen.status and seen.status.leaves else "up"
 
     def _node(self, seen: Seen, before: Seen | None, now: float, waits: bool) -> dict[str, Any]:
         """A row of the table of nodes; rates are over the time since it was seen ``before``.
