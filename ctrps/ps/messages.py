@@ -21,7 +21,7 @@ from ctrps.codec import WIRE, Buffer, CodecError, Limits
 from ctrps.codec import decode as decode_frames
 from ctrps.codec import encode as encode_frames
 
-PROTOCOL = 3
+PROTOCOL = 4
 MAX_TEXT = 1 << 19
 
 MOST = 1 << 62
@@ -114,6 +114,9 @@ class Status(Message):
         sync mode, int32[lanes] the last batch of each lane that all its partitions have.
     protected
         Server: the pair of ``Orders.standbys`` whose standby may take its place, -1 for none.
+    unseen
+        Worker: numbers int32[k] of the files of the manifest, training then test, that it does not
+        see; no array if it sees all.
     """
 
     KIND = "status"
@@ -136,6 +139,7 @@ class Status(Message):
     lanes: list[int]
     results: Arrays
     protected: int = -1
+    unseen: Arrays = ()
 
 
 @dataclass(frozen=True, slots=True)

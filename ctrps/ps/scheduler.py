@@ -12,8 +12,9 @@ from ctrps.ps.fleet import Fleet
 from ctrps.ps.job import Clock, EarlyStop, JobSpec, Phase, Poison
 from ctrps.ps.journal import Journal
 from ctrps.ps.member import Limits
-from ctrps.ps.messages import Bye, Message, Refused, Register, Status, Welcome
+from ctrps.ps.messages import Bye, Message, Refused, Register, Status
 from ctrps.ps.roster import Node, Roster
+from ctrps.ps.sight import Sight
 from ctrps.ps.training import Training
 
 GO_ON = "interrupted; run the same command again to go on"
@@ -48,8 +49,9 @@ class Scheduler:
         self.phase = Phase.FORMING
         self.roster = Roster(spec.name, spec.config_digest, limits)
         self.pass_ = spec.resume[1] if spec.resume else 0
-        self.training = Training(spec.manifest.train, spec.settings, self.pass_)
-        self.evaluation = Evaluation(spec.manifest.test)
+        self.sight = Sight(spec.manifest, spec.settings.mode)
+        self.training = Training(self.sight.train, spec.settings, self.pass_)
+        self.evaluation = Evaluation(self.sight.test)
         self.clock = Clock(now, now, now)
         self.committed = spec.resume
         self.exit_status = 0
@@ -223,11 +225,11 @@ class Scheduler:
         known = self.roster.known(message.boot)
         if known:
             known.peer, known.heard = peer, now
-            return [Send(peer, self._welcome(known))]
+            return [Send(peer, told.welcome(self, known))]
         if lost := self.roster.replaced(message):
             lost.dead = True
         node = self.roster.admit(peer, message, now)
-        effects: Effects = [Send(peer, self._welcome(node)), Log(f"{node} joined")]
+        effects: Effects = [Send(peer, told.welcome(self, node)), Log(f"{node} joined")]
         if lost:
             effects += self._lost(lost, "it died, and was started again", now)
         if self.phase is Phase.FORMING:
@@ -235,10 +237,6 @@ class Scheduler:
         if self.fleet.pair_up():
             effects.append(Log(f"{node} stands by"))
         return effects + self._deal(now)
-
-    def _welcome(self, node: Node) -> Welcome:
-        names, blocks = self.spec.manifest.pack()
-        return Welcome(node.boot, self.term, node.number, node.rank, names, blocks)
 
     def _form_if_complete(self, now: float) -> Effects:
         servers, workers = self.roster.alive("server"), self.roster.alive("worker")
@@ -351,6 +349,8 @@ class Scheduler:
     def _on_report(self, node: Node, status: Status, now: float) -> Effects:
         if node.role == "server":
             self.fleet.learn(node)
+        elif unseen := self.sight.learn(str(node), status):
+            return [Log(unseen), *self._deal(now)]
         if self.phase is Phase.LOADING and self.fleet.ready(self.pass_):
             return self._loaded(now)
         if self.phase is Phase.TRAINING and node.number in self.fleet.placement.servers:
@@ -426,9 +426,10 @@ class Scheduler:
         """The workers have changed: deal the lanes again."""
         workers = [n.number for n in self.roster.alive("worker")]
         self.clock.no_worker = None if workers else self.clock.no_worker or now
-        self.training.leases.deal(workers)
+        self.training.deal(workers)
         self.evaluation.leases.deal(workers)
-        return self._tell_all()
+        unseen = told.nobody_sees(self)
+        return [*([Log(unseen)] if unseen else []), *self._tell_all()]
 
     def _enter(self, phase: Phase, now: float) -> Effects:
         self.phase = phase

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctrps.ps.job import Phase
 from ctrps.ps.member import FENCED
-from ctrps.ps.messages import Orders
+from ctrps.ps.messages import Orders, Welcome
 from ctrps.ps.roster import Node
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ def waits_for(scheduler: "Scheduler") -> str:
     if scheduler.phase is Phase.LOADING:
         slow = [str(n) for n in scheduler.fleet.owners if not (n.status and n.status.ready)]
         return f"{', '.join(slow) or 'servers'} loading"
+    if unseen := nobody_sees(scheduler):
+        return unseen
     if scheduler.phase is Phase.EVALUATING:
         leases = scheduler.evaluation.leases
         holders = {h for lane in leases.unfinished for h in leases.holders(lane)}
@@ -30,6 +32,22 @@ def waits_for(scheduler: "Scheduler") -> str:
         where = f"lanes {lanes} at {_named(scheduler, holders)}"
         return f"step {scheduler.training.step} waits for {where}"
     return "servers writing the checkpoint"
+
+
+def nobody_sees(scheduler: "Scheduler") -> str:
+    """In words: files that the job needs now and no live worker sees; empty if there are none."""
+    workers = [node.number for node in scheduler.roster.alive("worker")]
+    if scheduler.phase is Phase.TRAINING:
+        return scheduler.training.nobody_sees(workers)
+    if scheduler.phase is Phase.EVALUATING:
+        return scheduler.evaluation.nobody_sees(workers)
+    return ""
+
+
+def welcome(scheduler: "Scheduler", node: Node) -> Welcome:
+    """What a node is told when it is let in."""
+    names, blocks = scheduler.spec.manifest.pack()
+    return Welcome(node.boot, scheduler.term, node.number, node.rank, names, blocks)
 
 
 def _named(scheduler: "Scheduler", numbers: Iterable[int]) -> str:
