@@ -61,7 +61,7 @@ def test_what_a_worker_says_is_taken_once_by_its_numbers_in_the_manifest():
     assert (sight.train.unseen(7), sight.test.unseen(7)) == (["/data/b"], ["/data/t"])
     assert not sight.learn("worker 3", status_of(7, 2, unseen=numbers(1, 3, 5, 6, -1)))
     assert not sight.learn("worker 4", status_of(8, 1))
-    assert not sight.learn("worker 5", status_of(9, 1, unseen=numbers(3)))
+    assert not sight.learn("worker 5", status_of(9, 1, unseen=(np.float32([3, 0.5, np.nan]),)))
     assert sight.train.all_seen_by([7, 8, 9]) == [8, 9]
 
 

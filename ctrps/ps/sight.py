@@ -89,7 +89,7 @@ class Sight:
         self._told.add(status.node)
         first_test = len(self.train.files)
         numbers = range(first_test + len(self.test.files))
-        told = {n for n in status.unseen[0].ravel().tolist() if n in numbers}
+        told = {int(n) for n in status.unseen[0].ravel().tolist() if n in numbers}
         self.train.learn(status.node, [n for n in told if n < first_test])
         self.test.learn(status.node, [n - first_test for n in told if n >= first_test])
         return self._words(name, self.train.unseen(status.node), self.test.unseen(status.node))
