@@ -15,6 +15,7 @@ import functools
 import hashlib
 import heapq
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from signal import SIGTERM
@@ -112,6 +113,8 @@ class Cluster:
         Of workers at one batch that the job takes: random ones often meet the same.
     damaged
         Training files that cannot be read.
+    unseen
+        Numbers of the files that a worker does not see, nor one that takes its place, by its name.
     slow
         Seconds more than others that a worker needs for a batch.
     disk, kept
@@ -158,6 +161,7 @@ class Cluster:
         self.deaths = 1000
         self.journal: Journal | None = None
         self.damaged: set[int] = set()
+        self.unseen: dict[str, list[int]] = {}
         self.slow: dict[str, float] = {}
         self.interrupt_at: float | None = None
         self.kill_at: float | None = None
@@ -418,7 +422,13 @@ class Cluster:
         match effect:
             case Begin():
                 process.manifest = effect.manifest
+                if process.role == "worker":
+                    unseen = self.unseen_by(process.name)
+                    delay = 3 * random.Random(process.name).random() if unseen else 0.0
+                    self._later(process, delay, lambda: machine.on_looked(unseen, self.now))
             case Prepare():
+                first = len(self.setup.data.files) if effect.pass_ == EVALUATION else 0
+                assert first + effect.ref.file not in self.unseen_by(process.name)
                 self._later(process, work_s, lambda: self._read(machine, effect))
             case Compute():
                 if self.setup.mode in ("ssp", "semi") and effect.purpose == "train":
@@ -457,6 +467,9 @@ class Cluster:
                 self.log.append(f"{self.now:.1f} {process.name} ends {effect.exit_status}")
                 if process.role == "worker" and effect.reason.startswith("fenced"):
                     self.at(0.5, lambda: self.start(f"{process.name}+", "worker"))
+
+    def unseen_by(self, name: str) -> list[int]:
+        return self.unseen.get(re.split("[+']", name)[0], [])
 
     def _read(self, worker: Worker, effect: Prepare) -> list:
         ref = effect.ref

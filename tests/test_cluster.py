@@ -6,6 +6,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -316,9 +317,9 @@ def test_an_interrupt_while_processes_start(lab, data, number):
 # -- processes by hand --------------------------------------------------------------------------
 
 
-def scheduler_of(lab: Lab, overrides: list[str]) -> tuple[Run, str]:
+def scheduler_of(lab: Lab, overrides: list[str], **how: Any) -> tuple[Run, str]:
     """A scheduler on a port that the system chose, and its address."""
-    run = lab.start("scheduler", *options(overrides), "--json")
+    run = lab.start("scheduler", *options(overrides), "--json", **how)
     file = lab.folder / "run" / "scheduler.json"
     run.until(lambda: read_json(file).get("pid") == run.process.pid, "the scheduler's address")
     return run, str(read_json(file)["address"])

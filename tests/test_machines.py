@@ -183,6 +183,8 @@ def orders(seq: int = 1, **values) -> Orders:
 def joined(machine, setup: Setup, **values):
     """A member that has been welcomed as node 0 and has got orders."""
     machine.on_message(SCHEDULER, Welcome("boot", 0, 0, 0, *setup.manifest.pack()), 0.0)
+    if isinstance(machine, Worker):
+        machine.on_looked([], 0.0)
     machine.on_message(SCHEDULER, orders(**values), 0.0)
     assert machine.life is Life.WORKING
     return machine

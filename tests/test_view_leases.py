@@ -11,6 +11,7 @@ from ctrps.ps.evaluation import LANES_AT_ONCE, Evaluation
 from ctrps.ps.leases import QueueLeases, TrainingLeases
 from ctrps.ps.messages import Status
 from ctrps.ps.plan import DataFile
+from ctrps.ps.sight import NOBODY, FilesSeen
 from ctrps.ps.view import View, assign
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=200)
@@ -150,13 +151,17 @@ def test_all_workers_lost():
     assert leases.held_by(6) == [0, 1]
 
 
+def all_see(lane: int) -> frozenset[int]:
+    return NOBODY
+
+
 # -- short lanes from a queue -------------------------------------------------------------------
 
 
 @given(st.integers(0, 12), st.data())
 @repeatable
 def test_every_short_lane_is_done_while_somebody_works(lanes, data):
-    leases, workers = QueueLeases(at_once=2), [0, 1]
+    leases, workers = QueueLeases(2, all_see), [0, 1]
     leases.open(range(lanes), workers)
     claimed: set[int] = set()
     for _ in range(200):
@@ -197,7 +202,7 @@ def check_queue(leases: QueueLeases, workers: list[int], lanes: int) -> None:
 
 
 def test_short_lanes_are_handed_out_a_few_at_a_time():
-    leases = QueueLeases(at_once=3)
+    leases = QueueLeases(3, all_see)
     leases.open(range(8), [1, 2])
     assert (leases.held_by(1), leases.held_by(2)) == ([0, 1, 2], [3, 4, 5])
     leases.finish(1)
@@ -209,7 +214,7 @@ def test_short_lanes_are_handed_out_a_few_at_a_time():
 
 
 def test_a_claimed_lane_is_open_until_it_is_certain():
-    leases = QueueLeases(at_once=1)
+    leases = QueueLeases(1, all_see)
     leases.open([4, 7], [1])
     leases.claim(1, 4)
     assert leases.held_by(1) == [7] and leases.unfinished == {4, 7}
@@ -222,7 +227,7 @@ def test_a_claimed_lane_is_open_until_it_is_certain():
 
 
 def test_idle_workers_share_open_lanes_when_none_is_left():
-    leases = QueueLeases(at_once=2)
+    leases = QueueLeases(2, all_see)
     leases.open(range(3), [1, 2, 3])
     assert [leases.held_by(w) for w in (1, 2, 3)] == [[0, 1], [2], []]
     assert leases.share()
@@ -235,7 +240,7 @@ def test_idle_workers_share_open_lanes_when_none_is_left():
 
 def evaluation_of(*rows: int) -> Evaluation:
     """An evaluation with one lane for each of these numbers of rows."""
-    return Evaluation((DataFile("f", "d", rows),))
+    return Evaluation(FilesSeen((DataFile("f", "d", rows),)))
 
 
 def scored(lanes: dict[int, tuple[int, float]]) -> Status:

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from ctrps.ps.leases import QueueLeases
 from ctrps.ps.messages import Arrays, Status
-from ctrps.ps.plan import DataFile, EvaluationPlan
+from ctrps.ps.plan import EvaluationPlan
+from ctrps.ps.sight import FilesSeen
 
 LANES_AT_ONCE = 3
 """Lanes that one worker holds, so that it never waits for the next."""
@@ -15,19 +16,24 @@ class Evaluation:
 
     Parameters
     ----------
-    files
-        The test files.
+    seen
+        Who sees the test files.
     """
 
-    def __init__(self, files: tuple[DataFile, ...]):
-        self.plan = EvaluationPlan(files)
-        self.leases = QueueLeases(LANES_AT_ONCE)
+    def __init__(self, seen: FilesSeen):
+        self.plan = EvaluationPlan(seen.files)
+        self.leases = QueueLeases(LANES_AT_ONCE, lambda lane: seen.blind(self.plan.files_of(lane)))
+        self._seen = seen
         self._scores: dict[int, Arrays] = {}
 
     def open(self, workers: Iterable[int]) -> None:
         """Begin from nothing."""
         self._scores.clear()
         self.leases.open(range(self.plan.lanes), workers)
+
+    def nobody_sees(self, workers: Iterable[int]) -> str:
+        """In words: what is left to score and none of the workers sees; empty if nothing is."""
+        return self._seen.nobody_sees(workers, self.plan, self.leases.unfinished)
 
     def take(self, status: Status) -> None:
         """Keep the first result of each lane that a worker has finished."""

@@ -1,7 +1,8 @@
 """Which worker computes which lane. A lease is a wish: two holders are a waste, never an error."""
 
-from collections import deque
-from collections.abc import Iterable
+import heapq
+from collections.abc import Callable, Iterable
+from itertools import islice
 
 
 class TrainingLeases:
@@ -85,10 +86,12 @@ class QueueLeases:
     ----------
     at_once
         Lanes that one worker holds, so that it never runs dry.
+    blind
+        The workers that cannot compute a lane. It is asked anew in ``open`` and ``deal``.
 
     Examples
     --------
-    >>> leases = QueueLeases(at_once=2)
+    >>> leases = QueueLeases(2, lambda lane: frozenset())
     >>> leases.open(range(5), [7, 9])
     >>> leases.held_by(7), leases.held_by(9)
     ([0, 1], [2, 3])
@@ -97,32 +100,48 @@ class QueueLeases:
     ([1, 4], {0, 1, 2, 3, 4})
     """
 
-    def __init__(self, at_once: int):
+    def __init__(self, at_once: int, blind: Callable[[int], frozenset[int]]):
         self.at_once = at_once
         self.unfinished: set[int] = set()
-        self._queue: deque[int] = deque()
+        self._blind = blind
+        # Heaps of lanes, by who cannot compute them: of most jobs one, for nobody.
+        self._queues: dict[frozenset[int], list[int]] = {}
         self._held: dict[int, set[int]] = {}
 
     def open(self, lanes: Iterable[int], workers: Iterable[int]) -> None:
-        """Begin with these lanes to do, in this order."""
-        self._queue = deque(lanes)
-        self.unfinished = set(self._queue)
+        """Begin with these lanes to do; the lowest come first."""
+        self.unfinished = set(lanes)
         self._held = {worker: set() for worker in workers}
+        self._queue(self.unfinished)
         for worker in self._held:
             self._refill(worker)
 
+    def _queue(self, lanes: set[int]) -> None:
+        self._queues = {}
+        for lane in sorted(lanes):  # an ascending list is a heap
+            self._queues.setdefault(self._blind(lane), []).append(lane)
+
     def _refill(self, worker: int) -> None:
         held = self._held.setdefault(worker, set())
-        while self._queue and len(held) < self.at_once:
-            lane = self._queue.popleft()
+        while len(held) < self.at_once:
+            queues = [q for blind, q in self._queues.items() if q and worker not in blind]
+            if not queues:
+                break
+            lane = heapq.heappop(min(queues, key=lambda q: q[0]))
             if lane in self.unfinished:
                 held.add(lane)
 
     def deal(self, workers: Iterable[int]) -> None:
-        """Take back the lanes of workers that are gone; new workers get some."""
+        """Take back the lanes of workers that are gone or blind to them; new workers get some."""
         alive = set(workers)
+        queued = {lane for queue in self._queues.values() for lane in queue}
         for worker in set(self._held) - alive:
-            self._queue.extendleft(sorted(self._held.pop(worker), reverse=True))
+            queued |= self._held.pop(worker)
+        for worker, held in self._held.items():
+            blind_to = {lane for lane in held if worker in self._blind(lane)}
+            held -= blind_to
+            queued |= blind_to
+        self._queue(queued)
         for worker in sorted(alive):
             self._refill(worker)
 
@@ -140,14 +159,13 @@ class QueueLeases:
                 self._refill(worker)
 
     def share(self) -> bool:
-        """Something is slow and nothing left to hand out: give open lanes to idle workers too."""
-        if self._queue:
-            return False
-        open_lanes = sorted(self.unfinished)[: self.at_once]
-        idle = [w for w, held in self._held.items() if not held]
+        """Something is slow: workers for which nothing is left get open lanes of others too."""
+        idle = [worker for worker, held in self._held.items() if not held]
+        open_lanes = sorted(self.unfinished) if idle else []
         for worker in idle:
-            self._held[worker].update(open_lanes)
-        return bool(idle and open_lanes)
+            seen = (lane for lane in open_lanes if worker not in self._blind(lane))
+            self._held[worker].update(islice(seen, self.at_once))
+        return any(self._held[worker] for worker in idle)
 
     def held_by(self, worker: int) -> list[int]:
         return sorted(self._held.get(worker, ()))

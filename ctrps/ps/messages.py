@@ -116,6 +116,9 @@ class Status(Message):
         Server: the pair of ``Orders.standbys`` whose standby may take its place, -1 for none.
     leaves
         It has been asked to leave, and works until it is let go.
+    unseen
+        Worker: numbers int32[k] of the files of the manifest, training then test, that it does not
+        see; no array if it sees all.
     """
 
     KIND = "status"
@@ -139,6 +142,7 @@ class Status(Message):
     results: Arrays
     protected: int = -1
     leaves: bool = False
+    unseen: Arrays = ()
 
 
 @dataclass(frozen=True, slots=True)

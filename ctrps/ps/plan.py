@@ -7,6 +7,7 @@ wherever and however often it is computed. Nothing here reads a file.
 import hashlib
 import heapq
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -161,6 +162,10 @@ class Plan:
             min(self.settings.batch_rows, rows - start),
         )
 
+    def files_of(self, lane: int) -> set[int]:
+        """The files that a lane goes through; in async mode it is one."""
+        return set(self._chunks.file[self._lanes[lane]].tolist())
+
     def row_numbers(self, ref: BatchRef) -> np.ndarray:
         """The rows of a batch as numbers inside its block, int64[rows]."""
         inside = np.arange(ref.chunk_rows)
@@ -187,6 +192,10 @@ class EvaluationPlan:
         c = self._chunks
         rows, first = int(c.rows[lane]), int(c.first[lane])
         return BatchRef(int(c.file[lane]), int(c.block[lane]), lane, first, rows, 0, rows)
+
+    def files_of(self, lane: int) -> set[int]:
+        """The one file that a lane lies in."""
+        return {int(self._chunks.file[lane])}
 
     def row_numbers(self, ref: BatchRef) -> np.ndarray:
         """The rows of a lane as numbers inside its block, int64[rows]."""
@@ -244,6 +253,19 @@ def _hash_order(seed: int, number: int, items: np.ndarray, salt: int = 0) -> np.
     return items[np.argsort(hashes, kind="stable")]
 
 
+def listed(paths: Sequence[str]) -> str:
+    """In words: these files, at most two by name.
+
+    Examples
+    --------
+    >>> listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])
+    ('a', 'a and b', 'a and 2 more files')
+    """
+    if len(paths) < 3:
+        return " and ".join(paths)
+    return f"{paths[0]} and {len(paths) - 1} more files"
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """The files of a run, as the scheduler tells every node.
@@ -260,6 +282,15 @@ class Manifest:
     train: tuple[DataFile, ...]
     test: tuple[DataFile, ...]
     keys: int = 0
+
+    @property
+    def files(self) -> tuple[DataFile, ...]:
+        """All of them, training first: the order in which they are numbered."""
+        return self.train + self.test
+
+    def listed(self, numbers: Sequence[int]) -> str:
+        """In words: those of the files."""
+        return listed([self.files[number].path for number in numbers])
 
     @property
     def digest(self) -> str:

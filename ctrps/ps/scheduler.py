@@ -14,6 +14,7 @@ from ctrps.ps.journal import Journal
 from ctrps.ps.member import Limits
 from ctrps.ps.messages import Bye, Message, Refused, Register, Status
 from ctrps.ps.roster import Node, Roster
+from ctrps.ps.sight import Sight
 from ctrps.ps.training import Training
 
 GO_ON = "interrupted; run the same command again to go on"
@@ -48,8 +49,9 @@ class Scheduler:
         self.phase = Phase.FORMING
         self.roster = Roster(spec.name, spec.config_digest, limits)
         self.pass_ = spec.resume[1] if spec.resume else 0
-        self.training = Training(spec.manifest.train, spec.settings, self.pass_)
-        self.evaluation = Evaluation(spec.manifest.test)
+        self.sight = Sight(spec.manifest, spec.settings.mode)
+        self.training = Training(self.sight.train, spec.settings, self.pass_)
+        self.evaluation = Evaluation(self.sight.test)
         self.clock = Clock(now, now, now)
         self.committed = spec.resume
         self.exit_status = 0
@@ -204,10 +206,9 @@ class Scheduler:
         if self.phase is Phase.STOPPING:
             refusal = ("job", "the job is ending")
         if refusal:
-            return [
-                Send(peer, Refused(-1, refusal[0], -1, refusal[1])),
-                Log(f"refused a {message.role} at {message.address or 'no address'}: {refusal[1]}"),
-            ]
+            who = f"{message.role} at {message.address or 'no address'}"
+            said = Log(f"refused a {who}: {refusal[1]}")
+            return [Send(peer, Refused(-1, refusal[0], -1, refusal[1])), said]
         known = self.roster.known(message.boot)
         if known:
             known.peer, known.heard = peer, now
@@ -238,9 +239,8 @@ class Scheduler:
         waited, limit = now - self.clock.began, self.limits.start_s
         missing = self.roster.missing(self._servers, self.spec.workers)
         if waited >= limit:
-            return self._stop(
-                4, f"{missing} did not come within {limit:.0f} s; see their logs", now
-            )
+            why = f"{missing} did not come within {limit:.0f} s; see their logs"
+            return self._stop(4, why, now)
         return self._say(f"waiting for {missing}, {waited:.0f} s of {limit:.0f} s", now)
 
     def _say(self, words: str, now: float) -> Effects:
@@ -356,6 +356,8 @@ class Scheduler:
     def _on_report(self, node: Node, status: Status, now: float) -> Effects:
         if node.role == "server":
             self.fleet.learn(node)
+        elif unseen := self.sight.learn(str(node), status):
+            return [Log(unseen), *self._deal(now)]
         if self.phase is Phase.LOADING and self.fleet.ready(self.pass_):
             return self._loaded(now)
         if self.phase is Phase.TRAINING and node.number in self.fleet.placement.servers:
@@ -432,9 +434,10 @@ class Scheduler:
         """The workers have changed: deal the lanes again."""
         workers = [n.number for n in self.roster.alive("worker")]
         self.clock.no_worker = None if workers else self.clock.no_worker or now
-        self.training.leases.deal(workers)
+        self.training.deal(workers)
         self.evaluation.leases.deal(workers)
-        return self._tell_all()
+        unseen = told.nobody_sees(self)
+        return [*([Log(unseen)] if unseen else []), *self._tell_all()]
 
     def _enter(self, phase: Phase, now: float) -> Effects:
         self.phase = phase
@@ -469,15 +472,18 @@ class Scheduler:
         if self.phase is not Phase.TRAINING:
             return []
         workers = [n.number for n in self.roster.alive("worker")]
-        lanes = self.training.steal(self.fleet.reports, workers)
-        slow = Log(f"lanes {lanes} are slow; another worker takes them too")
-        return [slow, *self._tell_all()] if lanes else []
+        if not (lanes := self.training.steal(self.fleet.reports, workers)):
+            return []
+        return [Log(f"lanes {lanes} are slow; another worker takes them too"), *self._tell_all()]
 
     def _stop(self, exit_status: int, reason: str, now: float) -> Effects:
         if self.phase in (Phase.STOPPING, Phase.ENDED):
             return []
-        self.exit_status, self.reason = exit_status, reason
-        self._stop_by = now + self.limits.linger_s
+        self.exit_status, self.reason, self._stop_by = (
+            exit_status,
+            reason,
+            now + self.limits.linger_s,
+        )
         return [*self._enter(Phase.STOPPING, now), *self._linger(now)]
 
     def _linger(self, now: float) -> Effects:

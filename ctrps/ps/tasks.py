@@ -1,10 +1,12 @@
 """What a worker has in hand: lanes, the batches of each, and requests that are not answered."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
 from ctrps.models import Minibatch
 from ctrps.ps.messages import Arrays, Pull, Push
+from ctrps.ps.view import View
 
 
 class Stage(Enum):
@@ -16,6 +18,9 @@ class Stage(Enum):
     COMPUTING = 3
     SENDING = 4
 
+
+PULLED = (Stage.ASKING, Stage.COMPUTING)
+"""Stages of a batch whose weights are asked for and whose gradient is not sent."""
 
 IN_FLIGHT = (Stage.ASKING, Stage.COMPUTING, Stage.SENDING)
 
@@ -66,6 +71,22 @@ class Lane:
         return min(unsent, key=lambda t: t.number, default=None)
 
 
+def free(lanes: Iterable[Lane], window: int, pushing: bool) -> int:
+    """How many batches more of these lanes may be asked for.
+
+    A pull that travels with a push reads what that push has made, so the batch pushed does not
+    count; a pull alone might overtake pushes that are on their way, and waits for their end.
+    """
+    pulled = sent = 0
+    for lane in lanes:
+        for task in lane.tasks.values():
+            pulled += task.stage in PULLED
+            sent += task.stage is Stage.SENDING
+    if not pushing:
+        return window - pulled - sent
+    return min(window - pulled, 2 * window - pulled - sent)
+
+
 @dataclass(slots=True)
 class Request:
     """A pull or push that is not answered yet."""
@@ -78,3 +99,14 @@ class Request:
     due: float
     interval: float
     heard: str = ""
+
+
+def waits_for(requests: Iterable[Request], before: float, view: View | None) -> str:
+    """In words: the oldest request if it is from ``before``, and what its server says of it."""
+    oldest = min(requests, key=lambda r: r.since, default=None)
+    if oldest is None or oldest.since > before or view is None:
+        return ""
+    where = view.addresses.get(oldest.server, "?")
+    what = f"{oldest.message.KIND} of lane {oldest.lane} batch {oldest.task}"
+    said = f", which says: {oldest.heard}" if oldest.heard else ""
+    return f"{what} at server {oldest.server} ({where}){said}"

@@ -22,6 +22,8 @@ def waits_for(scheduler: "Scheduler") -> str:
     if scheduler.phase is Phase.LOADING:
         slow = [str(n) for n in scheduler.fleet.owners if not (n.status and n.status.ready)]
         return f"{', '.join(slow) or 'servers'} loading"
+    if unseen := nobody_sees(scheduler):
+        return unseen
     if scheduler.phase is Phase.EVALUATING:
         leases = scheduler.evaluation.leases
         holders = {h for lane in leases.unfinished for h in leases.holders(lane)}
@@ -31,6 +33,22 @@ def waits_for(scheduler: "Scheduler") -> str:
         where = f"lanes {lanes} at {_named(scheduler, holders)}"
         return f"step {scheduler.training.step} waits for {where}"
     return "servers writing the checkpoint"
+
+
+def nobody_sees(scheduler: "Scheduler") -> str:
+    """In words: files that the job needs now and no live worker sees; empty if there are none."""
+    workers = [node.number for node in scheduler.roster.alive("worker")]
+    if scheduler.phase is Phase.TRAINING:
+        return scheduler.training.nobody_sees(workers)
+    if scheduler.phase is Phase.EVALUATING:
+        return scheduler.evaluation.nobody_sees(workers)
+    return ""
+
+
+def welcome(scheduler: "Scheduler", node: Node) -> Welcome:
+    """What a node is told when it is let in."""
+    names, blocks = scheduler.spec.manifest.pack()
+    return Welcome(node.boot, scheduler.term, node.number, node.rank, names, blocks)
 
 
 def _named(scheduler: "Scheduler", numbers: Iterable[int]) -> str:
@@ -85,12 +103,6 @@ def progress(scheduler: "Scheduler", now: float) -> dict[str, Any]:
         "workers": len(scheduler.roster.alive("worker")),
         "servers": len(scheduler.roster.alive("server")),
     }
-
-
-def welcome(scheduler: "Scheduler", node: Node) -> Welcome:
-    """What a node hears that has joined."""
-    names, blocks = scheduler.spec.manifest.pack()
-    return Welcome(node.boot, scheduler.term, node.number, node.rank, names, blocks)
 
 
 def orders(scheduler: "Scheduler", node: Node) -> Orders:

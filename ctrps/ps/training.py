@@ -13,8 +13,9 @@ import numpy as np
 from ctrps.ps.late import COUNTED
 from ctrps.ps.leases import QueueLeases, TrainingLeases
 from ctrps.ps.messages import Status
-from ctrps.ps.plan import DataFile, Plan, PlanSettings
+from ctrps.ps.plan import Plan, PlanSettings
 from ctrps.ps.progress import Figures
+from ctrps.ps.sight import FilesSeen
 
 CHUNKS_AT_ONCE = 3
 """Lanes that a worker holds in async mode: it computes one, reads the next, and waits for more."""
@@ -25,7 +26,9 @@ class Training:
 
     Parameters
     ----------
-    files, settings
+    seen
+        Who sees the training files.
+    settings
         Of the plan.
     number
         The pass to begin with.
@@ -47,16 +50,16 @@ class Training:
         the job asks for.
     """
 
-    def __init__(self, files: tuple[DataFile, ...], settings: PlanSettings, number: int):
-        self._files = files
+    def __init__(self, seen: FilesSeen, settings: PlanSettings, number: int):
+        self._seen = seen
         self._settings = settings
         self._dealt = TrainingLeases(settings.lanes)
-        self._queue = QueueLeases(CHUNKS_AT_ONCE)
+        self._queue = QueueLeases(CHUNKS_AT_ONCE, lambda lane: seen.blind(self.plan.files_of(lane)))
         self.turn(number)
 
     def turn(self, number: int) -> None:
         """Another pass: nothing is known of it yet."""
-        self.plan = Plan(self._files, self._settings, number)
+        self.plan = Plan(self._seen.files, self._settings, number)
         self.first_step = self.first_rows = 0
         self.begun: tuple[int, int] | tuple[()] = ()
         self._opened = False
@@ -91,8 +94,16 @@ class Training:
             todo = np.flatnonzero(self._marks < self.plan.lengths - 1).tolist()
             self._queue.open(todo, workers)
         else:
-            self._dealt.open(workers)
+            self._dealt.open(self._seen.all_seen_by(workers))
         return first
+
+    def deal(self, workers: Iterable[int]) -> None:
+        """The workers, or what they see, have changed.
+
+        A lane goes through all files but in async mode, and is for those who see all.
+        """
+        all_lanes = self._settings.mode != "async"
+        self.leases.deal(self._seen.all_seen_by(workers) if all_lanes else workers)
 
     def learn(self, reports: list[Status]) -> bool:
         """Take in what all servers report of this pass; True if they have got on."""
@@ -154,14 +165,14 @@ class Training:
         rows = self.plan.row_numbers(ref)
         span = f"rows {rows.min()} to {rows.max()}"
         name = f"pass {self.plan.number} lane {lane} batch {batch}"
-        return f"{self._files[ref.file].path}: block {ref.block}, {span} of it ({name})"
+        return f"{self._seen.files[ref.file].path}: block {ref.block}, {span} of it ({name})"
 
     def steal(self, reports: list[Status], workers: list[int]) -> list[int]:
         """Give what the job waits for to other workers too; returns those lanes."""
         if self._settings.mode == "async":
             return sorted(self._queue.unfinished)[:8] if self._queue.share() else []
         lanes = self._waited_for(reports)
-        return lanes if self._dealt.steal(lanes, workers) else []
+        return lanes if self._dealt.steal(lanes, self._seen.all_seen_by(workers)) else []
 
     def _waited_for(self, reports: list[Status]) -> list[int]:
         return sorted(
@@ -178,6 +189,18 @@ class Training:
         """Lanes that the job waits for, and the workers that hold them."""
         lanes = self._waited_for(reports)
         return lanes[:8], {h for lane in lanes for h in self.leases.holders(lane)}
+
+    def nobody_sees(self, workers: list[int]) -> str:
+        """In words: the files for which none of the workers can go on; empty if one can."""
+        if self._settings.mode == "async":
+            return self._seen.nobody_sees(workers, self.plan, self._queue.unfinished)
+        if self.complete or not workers or self._seen.all_seen_by(workers):
+            return ""
+        lanes = range(len(self.plan.lengths))
+        return self._seen.nobody_sees(workers, self.plan, lanes) or (
+            f"no worker sees all training files, one lacks {self._seen.unseen(workers[0])[0]}; "
+            "start one that does, or train with train.consistency=async"
+        )
 
     @property
     def complete(self) -> bool:

@@ -5,14 +5,14 @@ from what servers answer, and a batch that two workers compute is computed to th
 new view, a lost lane and a steal are one thing here: forget the lane, or begin it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ctrps.kernels import checks
 from ctrps.models import Gradient, Minibatch, Model
-from ctrps.ps.effects import Compute, Connect, Effects, Peer, Prepare, Send
+from ctrps.ps.effects import Compute, Connect, Effects, Log, Peer, Prepare, Send
 from ctrps.ps.member import Identity, Life, Limits, Member
 from ctrps.ps.messages import (
     Arrays,
@@ -28,11 +28,8 @@ from ctrps.ps.messages import (
 )
 from ctrps.ps.plan import BatchRef, EvaluationPlan, Manifest, Plan, PlanSettings
 from ctrps.ps.progress import NO_SCORES, Scores
-from ctrps.ps.tasks import Lane, Request, Stage, Task
+from ctrps.ps.tasks import Lane, Request, Stage, Task, free, waits_for
 from ctrps.ps.view import View
-
-PULLED = (Stage.ASKING, Stage.COMPUTING)
-"""Stages of a batch whose weights are asked for and whose gradient is not sent."""
 
 EVALUATION = -1
 """The pass of an evaluation lane."""
@@ -72,6 +69,7 @@ class Worker(Member):
         self.retries = 0
         self._doing: tuple[int, int, str] = (-1, -1, "wait")
         self._manifest: Manifest | None = None
+        self._unseen: frozenset[int] | None = None
         self._plan: Plan | None = None
         self._test: EvaluationPlan | None = None
         self._results: dict[int, Arrays] = {}
@@ -111,6 +109,21 @@ class Worker(Member):
                 return self._on_answer(request, message, now) if request else []
         return []
 
+    def on_looked(self, unseen: Sequence[int], now: float) -> Effects:
+        """The driver has looked for the files of ``Begin``: it does not see those numbers.
+
+        They count training files first, then test files. No lane is begun before that.
+        """
+        if self.life is not Life.WORKING:
+            return []
+        assert self._manifest is not None
+        self._unseen = frozenset(unseen)
+        effects = self._follow(self.orders, now) if self.orders else []
+        if not unseen:
+            return effects
+        what = f"cannot read {self._manifest.listed(unseen)}: others compute what needs them"
+        return [Log(what), *effects, *self._tell(now)]
+
     def on_prepared(self, token: int, batch: Minibatch, now: float) -> Effects:
         """The batch of ``Prepare(token)`` has been read."""
         found = self._take(token)
@@ -141,10 +154,10 @@ class Worker(Member):
             assert task.stage in (Stage.ASKING, Stage.SENDING)
         mode = "sync" if self._evaluates else self.settings.mode
         if mode == "async":
-            assert self._free(self.lanes.values(), pushing=True) >= 0
+            assert free(self.lanes.values(), self.window, pushing=True) >= 0
         for lane in self.lanes.values():
             if mode != "sync":
-                assert self._free((lane,), pushing=True) >= 0
+                assert free((lane,), self.window, pushing=True) >= 0
                 continue
             stages = [task.stage for task in lane.tasks.values()]
             assert stages.count(Stage.COMPUTING) <= 1 and stages.count(Stage.ASKING) <= 1
@@ -160,19 +173,31 @@ class Worker(Member):
             return []
         if orders.phase == "stop":
             return self._obey_stop(orders)
+        return [] if self._unseen is None else self._follow(orders, now)
+
+    def _follow(self, orders: Orders, now: float) -> Effects:
+        """Be in the view, pass and phase of the orders, with their lanes; but for those unseen."""
         effects: Effects = []
         if self.view is None or orders.view > self.view.number:
             effects += self._adopt(orders)
         doing = (orders.view, orders.pass_, orders.phase)
         if doing != self._doing:
             self._begin(doing)
-        leased = {int(lane): int(batch) for lane, batch in orders.leases}
+        leased = {int(lane): int(batch) for lane, batch in orders.leases if self._sees(lane)}
         for lane in set(self.lanes) - set(leased):
             self._forget(lane)
         for lane, batch in leased.items():
             if lane not in self.lanes:
                 effects += self._hold(lane, batch)
         return effects + self._move(now)
+
+    def _sees(self, lane: int) -> bool:
+        """The scheduler may not know yet what this worker does not see."""
+        manifest, plan = self._manifest, self._test if self._evaluates else self._plan
+        if not self._unseen or manifest is None or plan is None:
+            return True
+        first = len(manifest.train) if self._evaluates else 0
+        return self._unseen.isdisjoint(first + file for file in plan.files_of(lane))
 
     def _adopt(self, orders: Orders) -> Effects:
         if orders.view < 0:
@@ -246,7 +271,7 @@ class Worker(Member):
         """Ask for what is prepared and may be asked: in sync the front, else a window in turn."""
         mode = "sync" if self._evaluates else self.settings.mode
         effects: Effects = []
-        free = self._free(self.lanes.values(), pushing) if mode == "async" else 0
+        left = free(self.lanes.values(), self.window, pushing) if mode == "async" else 0
         for lane in self.lanes.values():
             if mode == "sync":
                 front = lane.front()
@@ -255,31 +280,16 @@ class Worker(Member):
                 continue
             if mode != "async":
                 # Others may wait for this lane: each has a window of its own.
-                free = self._free((lane,), pushing)
+                left = free((lane,), self.window, pushing)
             for task in lane.tasks.values():
-                if free <= 0:
+                if left <= 0:
                     break
                 # A server takes a batch only after the one before.
                 before = lane.tasks.get(task.number - 1)
                 if task.stage is Stage.PREPARED and (before is None or before.in_flight):
                     effects += self._ask(lane, task, now)
-                    free -= 1
+                    left -= 1
         return effects
-
-    def _free(self, lanes: Iterable[Lane], pushing: bool) -> int:
-        """How many batches more may be asked for.
-
-        A pull that travels with a push reads what that push has made, so the batch pushed does not
-        count; a pull alone might overtake pushes that are on their way, and waits for their end.
-        """
-        pulled = sent = 0
-        for lane in lanes:
-            for task in lane.tasks.values():
-                pulled += task.stage in PULLED
-                sent += task.stage is Stage.SENDING
-        if not pushing:
-            return self.window - pulled - sent
-        return min(self.window - pulled, 2 * self.window - pulled - sent)
 
     def _ask(self, lane: Lane, task: Task, now: float) -> Effects:
         assert self.view is not None and task.batch is not None
@@ -483,17 +493,9 @@ class Worker(Member):
             counters={**self.measured, "rows": self.rows_pushed, "retries": self.retries},
             fault=self._fault[0],
             fault_status=self._fault[1],
-            waits_for=self._waits_for(now),
+            waits_for=waits_for(self._requests.values(), now - self.limits.say_s, self.view),
             lanes=shown,
             leaves=self.leaves,
             results=tuple(a for lane in shown if self._evaluates for a in self._results[lane]),
+            unseen=(np.array(sorted(self._unseen), np.int32),) if self._unseen else (),
         )
-
-    def _waits_for(self, now: float) -> str:
-        oldest = min(self._requests.values(), key=lambda r: r.since, default=None)
-        if oldest is None or now - oldest.since < self.limits.say_s or self.view is None:
-            return ""
-        where = self.view.addresses.get(oldest.server, "?")
-        what = f"{oldest.message.KIND} of lane {oldest.lane} batch {oldest.task}"
-        said = f", which says: {oldest.heard}" if oldest.heard else ""
-        return f"{what} at server {oldest.server} ({where}){said}"

@@ -1,6 +1,7 @@
 """The data of a run: files named by the job -> shards -> the data manifest, and its minibatches."""
 
 import glob
+import os
 import threading
 import time
 import warnings
@@ -160,6 +161,15 @@ def plan_settings(job: JobConfig) -> PlanSettings:
         train.seed,
         train.consistency,
     )
+
+
+def unseen(manifest: Manifest) -> list[int]:
+    """Numbers of the files, training then test, that this process cannot open to read.
+
+    A look at names only: a file that is there with other content than the manifest's is an error
+    when it is read.
+    """
+    return [n for n, file in enumerate(manifest.files) if not os.access(file.path, os.R_OK)]
 
 
 class BatchReader:

@@ -33,7 +33,7 @@ from ctrps.ps.server import Server
 from ctrps.ps.worker import EVALUATION, Worker
 from ctrps.runtime import nonfinite, saving
 from ctrps.runtime.fused import check_cluster
-from ctrps.runtime.inputs import BatchReader, plan_settings
+from ctrps.runtime.inputs import BatchReader, plan_settings, unseen
 from ctrps.runtime.node import TICK_S, Node
 from ctrps.runtime.rundir import config_digest
 from ctrps.runtime.security import Guard
@@ -154,6 +154,8 @@ class WorkerProcess:
                     BatchReader(effect.manifest.test, None, bits),
                 )
                 self.log(f"{JOINED} worker {effect.rank}, node {effect.node}")
+                manifest = effect.manifest
+                self.node.work(self._reading, lambda: unseen(manifest), self.machine.on_looked)
             case Prepare():
                 self._prepare(effect)
             case Compute():
