@@ -237,11 +237,13 @@ def test_a_status_of_an_older_term_is_answered_by_orders_only():
 
 def test_a_restarted_scheduler_gives_its_nodes_time_to_speak():
     scheduler = restarted(training_scheduler(plain(servers=1, workers=1)), 500.0)
-    scheduler.on_tick(502.9)
+    for now in (501.0, 502.0, 502.9):
+        scheduler.on_tick(now)
     assert all(node.alive for node in scheduler.roster)
-    effects = scheduler.on_tick(505.0)
+    effects = scheduler.on_tick(503.9) + scheduler.on_tick(504.9) + scheduler.on_tick(505.0)
     assert [node.alive for node in scheduler.roster] == [False, False]
-    assert sum("is lost: silent for 5.0 s" in line for line in logs(effects)) == 2
+    silent = [line for line in logs(effects) if "is lost: silent for" in line]
+    assert [line.partition(" is")[0][:8] for line in silent] == ["worker 0", "server 0"]
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -82,7 +82,7 @@ class Fleet:
     def _staying(self) -> list[int]:
         """The servers there are, but for those that leave; if all of them leave, all."""
         there = self._roster.alive("server")
-        return [n.number for n in there if not n.leaves] or [n.number for n in there]
+        return [n.number for n in there if not n.leaves] or self._roster.numbers("server")
 
     def last(self, node: Node) -> bool:
         """Whether a server that leaves is still needed, because all of them leave."""

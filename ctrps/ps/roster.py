@@ -78,6 +78,10 @@ class Roster:
         """Live nodes of a role, by number."""
         return [node for node in self if node.role == role and node.alive]
 
+    def numbers(self, role: str) -> list[int]:
+        """Their numbers."""
+        return [node.number for node in self.alive(role)]
+
     def known(self, boot: str) -> Node | None:
         """The node that registered under this boot before."""
         return next((node for node in self if node.boot == boot), None)

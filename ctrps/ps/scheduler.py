@@ -380,8 +380,7 @@ class Scheduler:
 
     def _train(self, now: float) -> Effects:
         """Open the lanes of the pass; its border checkpoint is ordered with them."""
-        workers = [n.number for n in self.roster.alive("worker")]
-        if self.training.open(workers, self.fleet.reports):
+        if self.training.open(self.roster.numbers("worker"), self.fleet.reports):
             self.clock.training_since = now
         self.clock.pass_s = None
         self.cuts.open(self.pass_, self.training.plan.steps, now)
@@ -411,7 +410,7 @@ class Scheduler:
     def _after_pass(self, now: float) -> Effects:
         last = self.pass_ + 1 >= self.spec.passes
         if self.evaluation.plan.lanes and (last or self.spec.evaluate_each):
-            self.evaluation.open(n.number for n in self.roster.alive("worker"))
+            self.evaluation.open(self.roster.numbers("worker"))
             return self._enter(Phase.EVALUATING, now)
         return self._stop(0, "done", now) if last else self._next_pass(now)
 
@@ -432,7 +431,7 @@ class Scheduler:
 
     def _deal(self, now: float) -> Effects:
         """The workers have changed: deal the lanes again."""
-        workers = [n.number for n in self.roster.alive("worker")]
+        workers = self.roster.numbers("worker")
         self.clock.no_worker = None if workers else self.clock.no_worker or now
         self.training.deal(workers)
         self.evaluation.leases.deal(workers)
@@ -471,19 +470,15 @@ class Scheduler:
             return self._tell_all() if self.evaluation.leases.share() else []
         if self.phase is not Phase.TRAINING:
             return []
-        workers = [n.number for n in self.roster.alive("worker")]
-        if not (lanes := self.training.steal(self.fleet.reports, workers)):
+        if not (lanes := self.training.steal(self.fleet.reports, self.roster.numbers("worker"))):
             return []
         return [Log(f"lanes {lanes} are slow; another worker takes them too"), *self._tell_all()]
 
     def _stop(self, exit_status: int, reason: str, now: float) -> Effects:
         if self.phase in (Phase.STOPPING, Phase.ENDED):
             return []
-        self.exit_status, self.reason, self._stop_by = (
-            exit_status,
-            reason,
-            now + self.limits.linger_s,
-        )
+        self.exit_status, self.reason = exit_status, reason
+        self._stop_by = now + self.limits.linger_s
         return [*self._enter(Phase.STOPPING, now), *self._linger(now)]
 
     def _linger(self, now: float) -> Effects:
@@ -496,7 +491,7 @@ class Scheduler:
     def check(self) -> None:
         """Assert every invariant that the scheduler's state has at all times."""
         if self.phase is Phase.TRAINING:
-            workers = {n.number for n in self.roster.alive("worker")}
+            workers = set(self.roster.numbers("worker"))
             lanes = range(len(self.training.plan.lengths))
             assert {h for g in lanes for h in self.training.leases.holders(g)} <= workers
             assert self.cuts.current is not None

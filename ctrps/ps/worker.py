@@ -75,8 +75,7 @@ class Worker(Member):
         self._results: dict[int, Arrays] = {}
         self._tokens: dict[int, tuple[int, int]] = {}
         self._requests: dict[int, Request] = {}
-        self._last_token = 0
-        self._last_request = 0
+        self._last_token = self._last_request = 0
 
     def on_start(self, now: float) -> Effects:
         return self._tell(now)
