@@ -24,3 +24,9 @@ def killed(tmp_path, what: str, mode: str, kills: int = 2, **more: object) -> di
 def test_every_row_counts_once_through_kills(tmp_path, what, mode):
     found = killed(tmp_path, what, mode)
     assert (found["status"], found["miscounted"]) == (0, 0), found
+
+
+@pytest.mark.parametrize(("control", "right"), [("nothing", True), ("repeats", False)])
+def test_repeats_do_no_harm_but_where_they_are_added(tmp_path, control, right):
+    found = killed(tmp_path, "servers", "async", 1, control=control)
+    assert found["status"] == 0 and (found["miscounted"] == 0) == right, found

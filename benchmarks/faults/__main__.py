@@ -2,7 +2,7 @@
 
     python -m benchmarks.faults workers|servers|schedulers|two [--mode sync|ssp|async] [--kills 20]
     python -m benchmarks.faults servers --replicas 1
-    python -m benchmarks.faults servers --control marks|repeats|journal
+    python -m benchmarks.faults servers --control marks|repeats|views|nothing
     python -m benchmarks.faults interrupt [--mode sync|ssp|async] [--runs 5]
     python -m benchmarks.faults extract   [--kills 20]
     python -m benchmarks.faults network   [--partitions 50]
@@ -25,7 +25,7 @@ line at the end, with the seconds from each kill until the successors are in the
 further than it was at the kill.
 
 With ``--control`` the cluster is broken on purpose (``benchmarks.faults.controls``): exit status 0
-only if that shows.
+only if that shows, or for ``nothing``, which is not broken, if it does not.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from typing import Any
 
 from benchmarks.extract_faults import trials as extractions
 from benchmarks.faults import network, pauses, relay
-from benchmarks.faults.controls import CONTROLS
+from benchmarks.faults.controls import CONTROLS, ENDS
 from benchmarks.faults.jobs import Job
 from benchmarks.faults.kills import ROLES, interrupted, kill_again_and_again
 
@@ -52,6 +52,10 @@ def settings_of(options: argparse.Namespace, number: int) -> list[str]:
     kind = "ftrl" if real else "count"
     mode = [f"train.consistency={options.mode}", f"optimizer.w.kind={kind}"]
     cluster = [f"cluster.replicas={options.replicas}", "cluster.restarts=10"]
+    if options.control in ("nothing", "views"):
+        # The partitions are placed on the other server before there is one in place of the dead.
+        at_once = {"beat_s": 0.1, "server_silent_s": 0.4, "server_wait_s": 0.01}
+        cluster += [f"cluster.{name}={value}" for name, value in at_once.items()]
     return [*mode, "train.batch_rows=64", "train.checkpoint_s=0.4", *cluster]
 
 
@@ -72,6 +76,8 @@ def trial(folder: Path, options: argparse.Namespace, number: int, kills: int) ->
     found["ok"] = found["status"] == 0
     if not found["ok"]:
         found["last_words"] = (job.folder / "launch.log").read_text()[-600:]
+        if options.control and found["status"] != ENDS[options.control]:
+            raise SystemExit(f"a control that breaks something else: {found}")
     elif "optimizer.w.kind=ftrl" in settings:
         found["ok"] = job.summary()["model_digest"] == job.undisturbed()
     else:
@@ -128,7 +134,7 @@ def main() -> int:
         found = trials(Path(folder), options)
     given = {name: vars(options)[name] for name in ("what", "mode", "replicas", "seed")}
     print(json.dumps(given | {"control": options.control} | found))
-    return int(bool(found["violations"]) != bool(options.control))
+    return int(bool(found["violations"]) != (options.control not in (None, "nothing")))
 
 
 if __name__ == "__main__":

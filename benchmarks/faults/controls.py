@@ -7,16 +7,22 @@ all of them are broken alike.
 """
 
 import sys
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ctrps.cli import main
 from ctrps.ps.arrival import Arrival
-from ctrps.ps.effects import Peer, Send
+from ctrps.ps.effects import Effects, Finish, Peer, Send
 from ctrps.ps.journal import Journal
-from ctrps.ps.messages import Push, Pushed
+from ctrps.ps.messages import Message, Pull, Push, Pushed, Refused
 from ctrps.ps.partition import NO_MARKS
+from ctrps.ps.server import Server
 from ctrps.runtime import saving
+from ctrps.runtime.roles import ServerProcess
 
 
 def forget_marks() -> None:
@@ -29,19 +35,59 @@ def forget_marks() -> None:
     saving.read_partitions = without_marks
 
 
+def send_twice() -> None:
+    """Each push comes once more a moment later, and again when its server has another placement.
+
+    And servers come late in place of dead ones, so that there are other placements. Networks and
+    machines do such things; ctrps as it is takes no harm from it.
+    """
+    take, tick, begin = Server.on_message, Server.on_tick, Server.on_loaded
+    live = ServerProcess._live
+    new: deque[tuple[Peer, Push]] = deque()
+    old: deque[tuple[Peer, Push]] = deque(maxlen=1000)
+
+    def on_message(self: Server, peer: Peer, message: Message, now: float) -> Effects:
+        if isinstance(message, Push):
+            keys = self.asked.find(peer, message.asked) or message.keys
+            new.append((peer, replace(message, keys=keys, asked=-1)))
+        return take(self, peer, message, now)
+
+    def again(self: Server, sent: Iterable[tuple[Peer, Push]], now: float) -> Effects:
+        return [effect for peer, push in sent for effect in take(self, peer, push, now)]
+
+    def on_tick(self: Server, now: float) -> Effects:
+        effects = tick(self, now) + again(self, new, now)
+        old.extend(new)
+        new.clear()
+        return effects
+
+    def on_loaded(self: Server, *args: Any) -> Effects:
+        return begin(self, *args) + again(self, old, args[-1])
+
+    def late(self: ServerProcess) -> Finish:
+        if self.place.replaces:
+            time.sleep(1.5)  # the others have been given its partitions by then
+        return live(self)
+
+    Server.on_message, Server.on_tick = on_message, on_tick  # type: ignore[method-assign]
+    Server.on_loaded = on_loaded  # type: ignore[method-assign]
+    ServerProcess._live = late  # type: ignore[method-assign]
+
+
 def add_repeats() -> None:
     """A push that comes again is added again, and by all partitions if one of them misses it."""
+    send_twice()
     take = Arrival.on_push
 
-    def again(self: Arrival, peer: Peer, push: Push) -> list[Send]:
+    def again(self: Arrival, peer: Peer, push: Push, now: float) -> list[Send]:
         if not len(self.owned) or push.batch > self.lowest[push.lane]:
-            return take(self, peer, push)
+            return take(self, peer, push, now)
         part = self._part(push, self.owned, push.gradients)
         self.partitions.apply_late([part], 0, 1.0)
         return [Send(peer, Pushed(push.request, push.batch))]
 
-    Arrival.on_push = again
-    Arrival._missing = lambda self, push: self.owned
+    Arrival.on_push = again  # type: ignore[method-assign]
+    Arrival._missing = lambda self, push: self.owned  # type: ignore[method-assign]
 
 
 def forget_journal() -> None:
@@ -53,11 +99,31 @@ def forget_journal() -> None:
     saving.remembered = nothing
 
 
+def ignore_views() -> None:
+    """No fence: servers take what was meant for an older placement.
+
+    A server that by now has other partitions, and stands where a checkpoint stood, takes a batch
+    for whole of which it gets the keys of its former partitions only.
+    """
+    send_twice()
+    check = Server._misplaced
+
+    def any_view(self: Server, message: Pull | Push) -> Refused | None:
+        return check(self, replace(message, view=self.view))
+
+    Server._misplaced = any_view  # type: ignore[method-assign]
+
+
 CONTROLS: dict[str, Callable[[], None]] = {
+    "nothing": send_twice,
     "marks": forget_marks,
     "repeats": add_repeats,
+    "views": ignore_views,
     "journal": forget_journal,
 }
+
+ENDS = {"nothing": 0, "marks": 0, "repeats": 0, "views": 0, "journal": 4}
+"""Exit status of a job that is broken so: a model that is wrong, but for the last."""
 
 
 if __name__ == "__main__":
