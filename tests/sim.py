@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from signal import SIGTERM
 from typing import NamedTuple
 
-from ctrps.ps import messages
+from ctrps.ps import messages, told
 from ctrps.ps.effects import (
     SCHEDULER,
     Begin,
@@ -351,6 +351,8 @@ class Cluster:
             if isinstance(effect, Remember):
                 packed = messages.encode_frames([effect.journal.pack()], [])
                 self.journal = Journal.unpack(messages.decode_frames(packed)[0][0])
+        if process.role == "scheduler" and any(isinstance(effect, Send) for effect in effects):
+            assert self.journal == told.journal(process.machine), "told before it was remembered"
         for peer, together in packets(effects):
             self._send(process, peer, together)
         for effect in effects:

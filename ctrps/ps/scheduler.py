@@ -171,9 +171,9 @@ class Scheduler:
             effects.append(Keep(self.committed[0]))
         if self.early_stop.over:
             effects.append(Log(f"no better for {self.spec.patience} passes: stopping early"))
-        if self.early_stop.over or self.pass_ + 1 >= self.spec.passes:
-            return effects + self._stop(0, "done", now)
-        return self._safely(effects + self._next_pass(now))
+        over = self.early_stop.over or self.pass_ + 1 >= self.spec.passes
+        effects += self._stop(0, "done", now) if over else self._next_pass(now)
+        return self._safely(effects)
 
     def on_interrupt(self, signal_status: int, now: float) -> Effects:
         """Somebody asks to stop: save a checkpoint at the next step that allows it, then end.
