@@ -219,9 +219,12 @@ class Auditor:
 
     def remember(self, worker: str, machine: Worker, effect: Compute):
         """With which weights a worker computes, by the pulls that they came with."""
-        if self.setup.compensation and effect.purpose == "train":
+        lane = machine.lanes.get(effect.lane)
+        task = lane.tasks.get(effect.number) if lane else None
+        # What came together with the last weights may have taken the lane away.
+        if task and self.setup.compensation and effect.purpose == "train":
             sets = machine.model.key_sets(effect.batch)
-            for node, request in machine.lanes[effect.lane].tasks[effect.number].asked.items():
+            for node, request in task.asked.items():
                 parts = zip(effect.weights, sets, strict=True)
                 taken = [machine.view.take(w, s.starts, node) for w, s in parts]
                 self.weights[worker, request] = as_bytes(taken)
