@@ -77,7 +77,7 @@ def test_any_crashes_are_survived(seeds, replicas):
         setup = changed(Setup.drawn(seed, mode), faults=faults, replicas=replicas)
         with named(setup):
             cluster = Cluster(setup)
-            # The dead are found after up to 30 s and replaced up to 40 s later, one after the other.
+            # The dead are found after up to 30 s and replaced up to 40 s later, one by one.
             cluster.limits = replace(cluster.limits, give_up_s=400.0)
             scheduler = cluster.run()
             verify(cluster)
