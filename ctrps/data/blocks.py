@@ -60,7 +60,7 @@ class Numbered(NamedTuple):
         else:
             counts = counts.copy()
             index = fewer_numbers(self.local, counts, stays, self.places)
-            keys, counts = keys[stays], narrowed(counts)
+            keys, counts = keys[np.flatnonzero(stays)], narrowed(counts)
         return Block(keys, index, counts, None, self.dense, self.labels, self.ids)
 
 

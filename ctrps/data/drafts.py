@@ -181,7 +181,8 @@ class DraftWriter:
     def add(self, made: Made) -> None:
         rows = made.rows
         ids = rows.ids or (np.empty(0, np.uint8), np.empty(0, np.int64))
-        local, varying = rows.local.astype(rows.places.dtype), rows.counts[:, self._varies]
+        local = rows.local.astype(rows.places.dtype)
+        varying = np.take(rows.counts, self._varies, axis=1)
         rest = [rows.dense.reshape(-1), rows.labels, *ids, made.text]
         self._blocks.append([local, rows.places, varying.reshape(-1), *rest])
         sparse = int(made.borders[-1])

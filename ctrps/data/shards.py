@@ -205,10 +205,12 @@ def fewer_numbers(
     places : uint16 or uint32[k]
         Where in ``kept`` each number's key is, if not where the number says.
     """
-    number = np.where(kept, np.cumsum(kept, dtype=np.int32) - np.int32(1), np.int32(-1))
+    stay = np.flatnonzero(kept)
+    number = np.full(len(kept), -1, np.int32)
+    number[stay] = np.arange(len(stay), dtype=np.int32)
     if places is not None:
         number = number[places]
-    fewer = np.empty(len(local), narrow(int(np.count_nonzero(kept))))
+    fewer = np.empty(len(local), narrow(len(stay)))
     return fewer[: drop_numbers(local, counts, number, fewer)]
 
 

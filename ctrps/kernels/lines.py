@@ -162,9 +162,9 @@ def scan_rows(
     for j in range(columns.shape[0]):
         column = columns[j]
         for i in range(rows.shape[0] if column >= 0 else 0):
-            first, last = np.uint64(fields[i, j]), np.uint64(fields[i, j + 1])
-            firsts[column, i], lasts[column, i] = first, last
-            starts[column, i], ends[column, i] = spots[first], spots[last] - _U1
+            one, behind = np.uint64(fields[i, j]), np.uint64(fields[i, j + 1])
+            firsts[column, i], lasts[column, i] = one, behind
+            starts[column, i], ends[column, i] = spots[one], spots[behind] - _U1
     return used
 
 
