@@ -473,6 +473,10 @@ def gather_texts(data, starts, sizes):
     return b"".join(data[start : start + n] for start, n in zip(starts, sizes, strict=True))
 
 
+def newlines(data):
+    return [at for at, byte in enumerate(data) if byte == ord("\n")]
+
+
 def line_ends(data, starts):
     return [start + len(data[start:].split(b"\n")[0]) for start in starts]
 

@@ -103,6 +103,10 @@ def test_texts_and_lines(last):
     whole = b"\n".join(lines) + last
     data = np.frombuffer(bytearray(whole), np.uint8)
     starts = np.cumsum([0, *(len(line) + 1 for line in lines[:-1])])[rng.permutation(9)]
+    places = np.zeros(12, np.int64)
+    for room in (12, 3, 0):
+        count, wanted = gather.newlines(data, places[:room]), twin.newlines(whole)
+        assert count == len(wanted) and places[: min(room, count)].tolist() == wanted[:room]
     ends = np.empty(9, np.int64)
     gather.line_ends(data, starts, ends)
     assert ends.tolist() == twin.line_ends(whole, starts.tolist())
@@ -152,7 +156,8 @@ def test_number_rows(tmp_path, block_rows):
     kept, good = other.kept(text, text.lines[order], BadRows(1.0))
     starts, first = kept.starts(), 0
     made = maker.blocks([(text, text.lines[order])], bad)
-    for number, (block, occur, borders, said) in enumerate(made):
+    for number, (numbered, occur, borders, said) in enumerate(made):
+        block = numbered.block()
         wanted = kept.part(first, min(first + block_rows, kept.rows), starts)
         rows = block.to_rows()
         for name in ("keys", "counts", "dense", "labels"):
@@ -162,6 +167,14 @@ def test_number_rows(tmp_path, block_rows):
         distinct, times, _ = twin.number_rows([row.tolist() for row in by_row], dense)
         found = dict(zip(block.keys.tolist(), occur.tolist(), strict=True))
         assert found == dict(zip(distinct, times, strict=True))
+        stays = rng.random(len(block.keys)) < 0.5
+        some, all_stay = numbered.block(stays), np.isin(rows.keys, block.keys[stays])
+        assert np.array_equal(some.keys[some.index], rows.keys[all_stay])
+        slots = np.repeat(np.arange(wanted.counts.size), wanted.counts.reshape(-1))[all_stay]
+        assert (
+            some.counts.reshape(-1).tolist()
+            == np.bincount(slots, minlength=wanted.counts.size).tolist()
+        )
         assert block.keys[-1:].tolist() == dense and borders[-1] == len(block.keys) - 1
         ends = np.empty(block.rows, np.int64)
         mine = good[first : first + block.rows]

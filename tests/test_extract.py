@@ -298,8 +298,8 @@ def kept_keys(part, settings):
         drafts.decide([part.draft], [True], settings.count_above, part.draft.parent, of, number)
     draft = drafts.Draft(part.draft, load_spec(settings.spec))
     found = set()
-    for block, stays in draft.blocks(part.draft.parent, 0, of):
-        found |= set(block.keys[stays][: -len(load_spec(settings.spec).dense)].tolist())
+    for block in draft.blocks(part.draft.parent, 0, of):
+        found |= set(block.keys[: -len(load_spec(settings.spec).dense)].tolist())
     return found
 
 

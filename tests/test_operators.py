@@ -51,12 +51,15 @@ def test_words(seed):
 
 def test_hash_spans():
     rng = np.random.default_rng(5)
-    data = bytes(rng.integers(0, 256, 300).tolist())
-    spans = [(a, min(n, 300 - a)) for a in range(301) for n in (0, 1, 2, 3, 4, 5, 6, 7, 8, 20)]
-    starts, sizes = (list(column) for column in zip(*spans, strict=True))
-    found = np.array(starts, np.uint64)
-    words.hash_spans(text_of(data), found, np.array(sizes, np.uint32))
-    assert found.tolist() == naive.hash_spans(data, starts, sizes)
+    sizes = [*range(10), 20, 40, *rng.integers(0, 12, 40).tolist()]
+    spots = np.cumsum([3, *(size + 1 for size in sizes)])
+    # With all that a word may read behind the last text, and with less of it.
+    for more in (8, 7, 0):
+        data = bytes(rng.integers(0, 256, int(spots[-1]) + more).tolist())
+        hashes = np.empty(2 * len(sizes), np.uint64)
+        scratch = np.empty(len(sizes), np.uint32)
+        words.hash_spans(text_of(data), spots.astype(np.uint64), hashes, scratch)
+        assert hashes[: len(sizes)].tolist() == naive.hash_spans(data, spots[:-1].tolist(), sizes)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -72,13 +75,15 @@ def test_scan_rows(seed):
     rows = rng.permutation(rows)
     columns = np.array([2, -1, 0, 1], np.int32)
     starts, ends, firsts, lasts = np.zeros((4, 3, 60), np.int64)
-    found, elements = np.zeros(60, np.int32), np.zeros(len(data) + 200, np.uint64)
+    found, elements = np.zeros(60, np.int32), np.zeros(len(data) + 300, np.uint64)
     tab, buffer = np.uint8(9), text_of(data)
     given = (buffer, rows, tab, columns, starts, ends, firsts, lasts)
-    sizes = np.zeros(len(elements), np.uint32)
-    assert lines.scan_rows(*given, elements[:70], sizes, found) == -1
-    used = lines.scan_rows(*given, elements, sizes, found)
-    assert used <= len(data)
+    spots, sizes = np.zeros(len(elements), np.uint64), np.zeros(len(elements), np.uint32)
+    rest = spots, sizes, np.zeros((60, 5), np.int32), found
+    assert lines.scan_rows(*given, elements[:70], *rest) == -1
+    assert lines.scan_rows(*given, elements, spots[:200], *rest[1:]) == -1
+    used = lines.scan_rows(*given, elements, *rest)
+    assert used <= len(data) + len(rows)
     for i, wanted in enumerate(naive.scan_rows(data, rows, b"\t")):
         assert found[i] == len(wanted)
         for field, column in ((0, 2), (2, 0), (3, 1)):

@@ -15,7 +15,7 @@ from ctrps.data.badrows import BadRows
 from ctrps.data.program import Extractor
 from ctrps.data.rows import Ids, texts_joined
 from ctrps.data.sampletext import SampleText
-from ctrps.data.shards import BITS, Block, narrow
+from ctrps.data.shards import BITS, Block, fewer_numbers, narrow, narrowed
 from ctrps.kernels import numbering as kernel
 from ctrps.kernels.csr import take_numbers
 from ctrps.kernels.gather import copy_lines, line_ends
@@ -28,21 +28,57 @@ PIECE_LINES = 4096
 NO_TEXT = np.empty(0, np.uint8)
 
 
-class Made(NamedTuple):
-    """A block as it was made; its arrays stay valid until the next one is asked for.
+class Numbered(NamedTuple):
+    """A block whose keys are still numbered by first touch; arrays are as in ``Block``.
 
     Attributes
     ----------
-    block : Block
+    keys : uint64[k]
+        By partition, inside the smallest ones by first touch; then those of dense features.
+    local : uint16, uint32 or int32[nnz]
+        Key of each value of each row, by first touch.
+    places : uint16 or uint32[k]
+        Where in ``keys`` the key of each such number is.
+    counts : uint8, uint16 or uint32[rows, slots]
+    dense, labels, ids
+    """
+
+    keys: np.ndarray
+    local: np.ndarray
+    places: np.ndarray
+    counts: np.ndarray
+    dense: np.ndarray
+    labels: np.ndarray
+    ids: Ids | None
+
+    def block(self, stays: np.ndarray | None = None) -> Block:
+        """The block; without the keys that do not stay, bool[k]."""
+        keys, counts = self.keys, self.counts
+        if stays is None:
+            index = np.empty(len(self.local), self.places.dtype)
+            take_numbers(self.places, self.local, index)
+        else:
+            counts = counts.copy()
+            index = fewer_numbers(self.local, counts, stays, self.places)
+            keys, counts = keys[np.flatnonzero(stays)], narrowed(counts)
+        return Block(keys, index, counts, None, self.dense, self.labels, self.ids)
+
+
+class Made(NamedTuple):
+    """What is made of some rows; its arrays stay valid until the next one is asked for.
+
+    Attributes
+    ----------
+    rows : Numbered
     counts : int32[k]
-        How often each key occurs in it.
+        How often each key occurs in them.
     borders : int32[257]
         Where the keys of each of 256 partitions begin and end, without those of dense features.
     text : uint8[size]
         The rows' lines behind a header, as a file of samples has them; empty unless wanted.
     """
 
-    block: Block
+    rows: Numbered
     counts: np.ndarray
     borders: np.ndarray
     text: np.ndarray
@@ -155,33 +191,29 @@ class BlockMaker:
             kernel.index_numbers(self._numbers, n)
 
     def _finished(self) -> Made:
-        """The block; its keys come by partition, inside the smallest ones by first touch."""
         _, n, used, _ = self._state.tolist()
         d, numbers, output = len(self._dense_keys), self._numbers, self._output
         order, borders = np.empty(n - d, np.int64), np.empty((1 << BITS) + 1, np.int32)
         grouped(numbers.keys[d:n], BITS, order, borders)
         order += d
         every = np.concatenate([order, np.arange(d)])
-        number = np.empty(n, narrow(n))
-        number[every] = np.arange(n, dtype=number.dtype)
-        index = np.empty(used, number.dtype)
-        take_numbers(number, numbers.local[:used], index)
-        rows = self._rows
-        counts = output.counts[:rows]
-        block = Block(
+        places = np.empty(n, narrow(n))
+        places[every] = np.arange(n, dtype=places.dtype)
+        made = self._rows
+        rows = Numbered(
             keys=numbers.keys[every],
-            index=index,
-            counts=counts.astype(np.min_scalar_type(int(counts.max(initial=0)))),
-            values=None,
-            dense=output.dense[:rows],
-            labels=output.labels[:rows],
+            local=numbers.local[:used],
+            places=places,
+            counts=narrowed(output.counts[:made]),
+            dense=output.dense[:made],
+            labels=output.labels[:made],
             ids=texts_joined(self._ids) if self._ids else None,
         )
         text = np.concatenate(self._text) if self._text else NO_TEXT
-        made = Made(block, numbers.counts[every], borders, text)
+        found = Made(rows, numbers.counts[every], borders, text)
         self._number += 1
         self._begin()
-        return made
+        return found
 
 
 def _head(text: SampleText) -> str:

@@ -23,7 +23,7 @@ from typing import Self
 
 import numpy as np
 
-from ctrps.data.blocks import Made
+from ctrps.data.blocks import Made, Numbered
 from ctrps.data.shards import BITS, Block
 from ctrps.data.spec import FeatureSpec
 from ctrps.errors import DataError
@@ -179,13 +179,14 @@ class DraftWriter:
         self._waits = 0
 
     def add(self, made: Made) -> None:
-        block = made.block
-        ids = block.ids or (np.empty(0, np.uint8), np.empty(0, np.int64))
-        counts = block.counts[:, self._varies].reshape(-1)
-        arrays = [block.index, counts, block.dense.reshape(-1), block.labels, *ids, made.text]
-        self._blocks.append(arrays)
+        rows = made.rows
+        ids = rows.ids or (np.empty(0, np.uint8), np.empty(0, np.int64))
+        local = rows.local.astype(rows.places.dtype)
+        varying = np.take(rows.counts, self._varies, axis=1)
+        rest = [rows.dense.reshape(-1), rows.labels, *ids, made.text]
+        self._blocks.append([local, rows.places, varying.reshape(-1), *rest])
         sparse = int(made.borders[-1])
-        self._waiting.append((block.keys[:sparse], made.counts[:sparse], made.borders))
+        self._waiting.append((rows.keys[:sparse], made.counts[:sparse], made.borders))
         self._waits += sparse
         if self._waits >= RUN_KEYS:
             self._write_run()
@@ -306,8 +307,8 @@ class Draft:
         for path in (self._path, self._path.with_suffix(RUNS)):
             path.unlink(missing_ok=True)
 
-    def blocks(self, folder: Path, number: int, of: int) -> Iterator[tuple[Block, np.ndarray]]:
-        """Every block, and which of its keys stay, bool[k].
+    def blocks(self, folder: Path, number: int, of: int) -> Iterator[Block]:
+        """Every block, with the keys that stay.
 
         ``number`` is the draft's among those that ``decide`` has been given, and ``of`` is as
         there.
@@ -322,7 +323,7 @@ class Draft:
                     keys = np.append(np.empty(sizes.sum(), np.uint64), dense)
                     stays = np.ones(len(keys), np.bool_)
                     ungrouped(sizes, cursor, every, kept, keys, stays)
-                    yield self._block(blocks, block, keys, single), stays
+                    yield self._numbered(blocks, block, keys, single).block(stays)
                     block += 1
 
     def _kept(
@@ -342,16 +343,20 @@ class Draft:
                 at[one] += end - start
             yield run, np.concatenate(pieces), borders
 
-    def _block(self, blocks: Arrays, number: int, keys: np.ndarray, single: np.ndarray) -> Block:
-        index, varying, dense, labels, text, ends = (blocks.read(number, i) for i in range(6))
+    def _numbered(
+        self, blocks: Arrays, number: int, keys: np.ndarray, single: np.ndarray
+    ) -> Numbered:
+        local, places, varying, dense, labels, text, ends = (
+            blocks.read(number, i) for i in range(7)
+        )
         rows, varies = len(labels), np.flatnonzero(single == 0)
-        counts = np.empty((rows, len(single)), np.int32)
+        counts = np.empty((rows, len(single)), varying.dtype)
         counts[:] = single
         counts[:, varies] = varying.reshape(rows, -1)
         ids = (text, ends) if self._spec.id else None
-        return Block(keys, index, counts, None, dense.reshape(rows, -1), labels, ids)
+        return Numbered(keys, local, places, counts, dense.reshape(rows, -1), labels, ids)
 
     def text(self, number: int) -> np.ndarray:
         """The text of a block, if it is there."""
         with Arrays(self._path) as blocks:
-            return blocks.read(number, 6)
+            return blocks.read(number, 7)

@@ -22,8 +22,11 @@ OWN_BYTES = 320 << 20
 """What the interpreter, our libraries and kernels have at most. More than that, at the beginning,
 is of a program that calls us, such as a notebook: it is not ours to bound."""
 
-_ARENA_MAX = -8
-"""The number of a setting of glibc's mallopt."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+"""Numbers of settings of glibc's mallopt."""
+
+KEEPS_BYTES = 64 << 20
+"""What malloc may keep of freed memory instead of asking the system for it again and again."""
 
 _RESIDENT, _STATUS = Path("/proc/self/statm"), Path("/proc/self/status")
 
@@ -58,6 +61,8 @@ class Memory:
 
     def __init__(self, limit_bytes: int):
         _call("mallopt", _ARENA_MAX, 1)
+        _call("mallopt", _MMAP_THRESHOLD, KEEPS_BYTES // 2)
+        _call("mallopt", _TRIM_THRESHOLD, KEEPS_BYTES)
         _call("malloc_trim", 0)
         self._others = max(resident_bytes() - OWN_BYTES, 0)
         self._usable = int(limit_bytes * (1 - MARGIN)) + self._others

@@ -148,10 +148,11 @@ def write_part(settings: FeatureSettings, part: Part, read: Read | None = None) 
     with _shard(settings, part, source.spec) as writer, _beside(part) as path:
         with ArraysWriter(path) as texts:
             for number, made in enumerate(source.blocks(named)):
-                writer.add_block(made.block)
+                block = made.rows.block()
+                writer.add_block(block)
                 texts.append([made.text])
                 if named:
-                    named.add(number, made.block)
+                    named.add(number, block)
         source.close()
         if named:
             with Arrays(path) as kept:
@@ -170,7 +171,7 @@ def draft_part(settings: FeatureSettings, part: Part, read: Read | None = None) 
     with DraftWriter(part.draft, source.lines, source.single) as draft:
         for made in source.blocks(source.names()):
             draft.add(made)
-            rows += made.block.rows
+            rows += len(made.rows.labels)
         source.close()
     return source.done(rows, cpu)
 
@@ -200,8 +201,7 @@ def finish_part(
     named = _choice(settings, part, draft.lines)
     with _shard(settings, part, spec) as writer:
         number = drafts.index(part.draft)
-        for at, (draft_block, stays) in enumerate(draft.blocks(folder, number, of)):
-            block = draft_block.without(stays)
+        for at, block in enumerate(draft.blocks(folder, number, of)):
             writer.add_block(block)
             if named:
                 named.add(at, block)

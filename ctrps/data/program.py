@@ -98,7 +98,7 @@ class Extractor:
 
     @cached_property
     def _registers(self) -> kernel.Registers:
-        return kernel.new_registers(self.program, self._room, self._room)
+        return kernel.new_registers(self.program, len(self._columns), self._room, self._room)
 
     def rows(self, text: SampleText, lines: np.ndarray, bad: BadRows) -> Rows:
         """The features of some lines of ``text``, in the order of ``lines``.

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-NEWLINE = np.uint8(10)
-PIECE_BYTES = 1 << 20
+from ctrps.kernels.gather import newlines
+
+LINE_BYTES = 64
+"""Lines that are shorter on the average are looked for twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,10 @@ class SampleText:
 
 
 def _breaks(data: np.ndarray) -> np.ndarray:
-    """Places of line ends; looked for piece by piece, because the marks take memory, too."""
-    pieces = range(0, len(data), PIECE_BYTES)
-    found = [np.flatnonzero(data[at : at + PIECE_BYTES] == NEWLINE) + at for at in pieces]
-    return np.concatenate([np.empty(0, np.int64), *found])
+    """Places of line ends."""
+    places = np.empty(len(data) // LINE_BYTES + 1, np.int64)
+    count = newlines(data, places)
+    if count > len(places):
+        places = np.empty(count, np.int64)
+        newlines(data, places)
+    return places[:count]

@@ -154,20 +154,13 @@ class Block:
         if keep is not None:
             kept, counts = keep(keys), rows.counts.copy()
             kept[len(keys) - len(schema.dense) :] = True
-            keys, index = keys[kept], _fewer(index, counts, kept)
+            keys, index = keys[kept], fewer_numbers(index, counts, kept)
             rows = replace(rows, counts=counts)
         values = rows.values
         if values is not None and (values == 1).all():
             values = None
-        counts = rows.counts.astype(np.min_scalar_type(int(rows.counts.max(initial=0))))
+        counts = narrowed(rows.counts)
         return cls(keys, index, counts, values, rows.dense, rows.labels, rows.ids)
-
-    def without(self, kept: np.ndarray) -> Block:
-        """The block without the keys that are not in ``kept``, bool[k]; it has no values."""
-        counts = self.counts.astype(np.int32)
-        index = _fewer(self.index, counts, kept)
-        counts = counts.astype(np.min_scalar_type(int(counts.max(initial=0))))
-        return replace(self, keys=self.keys[kept], index=index, counts=counts)
 
     def to_rows(self) -> Rows:
         """The rows that the block was made of; values that are all 1 become None."""
@@ -198,11 +191,32 @@ class Block:
             raise DataError("the arrays of a block do not fit each other")
 
 
-def _fewer(index: np.ndarray, counts: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """``index`` with only the keys that stay, numbered anew; ``counts``, int32, are changed."""
-    number = np.where(kept, np.cumsum(kept, dtype=np.int32) - np.int32(1), np.int32(-1))
-    fewer = np.empty(len(index), narrow(int(np.count_nonzero(kept))))
-    return fewer[: drop_numbers(index, counts, number, fewer)]
+def fewer_numbers(
+    local: np.ndarray, counts: np.ndarray, kept: np.ndarray, places: np.ndarray | None = None
+) -> np.ndarray:
+    """The numbers of keys in rows, only of those that stay, numbered anew.
+
+    Parameters
+    ----------
+    local : uint16, uint32 or int32[nnz]
+    counts : [rows, slots], changed
+        Keys of each row and slot.
+    kept : bool[k]
+    places : uint16 or uint32[k]
+        Where in ``kept`` each number's key is, if not where the number says.
+    """
+    stay = np.flatnonzero(kept)
+    number = np.full(len(kept), -1, np.int32)
+    number[stay] = np.arange(len(stay), dtype=np.int32)
+    if places is not None:
+        number = number[places]
+    fewer = np.empty(len(local), narrow(len(stay)))
+    return fewer[: drop_numbers(local, counts, number, fewer)]
+
+
+def narrowed(counts: np.ndarray) -> np.ndarray:
+    """Counts in the narrowest type that holds them; a copy."""
+    return counts.astype(np.min_scalar_type(int(counts.max(initial=0))))
 
 
 def _is(array: np.ndarray, dtype: str, *shape: int) -> bool:

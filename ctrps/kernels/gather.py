@@ -32,6 +32,36 @@ def gather_texts(data, starts, sizes, out):
 
 
 @njit(cache=True, nogil=True)
+def newlines(data, places_out):
+    """Places of all line ends.
+
+    Parameters
+    ----------
+    data : uint8[n], read
+    places_out : int64[k], the first ones written
+
+    Returns
+    -------
+    int
+        How many there are; only the first k are written.
+    """
+    size, room, used = np.int64(data.shape[0]), np.int64(places_out.shape[0]), np.int64(0)
+    for at in range(0, size - 63, 64):
+        found = equal_bytes(address(data) + at, NEWLINE)
+        while found != 0:
+            if used < room:
+                places_out[used] = at + np.int64(trailing_zeros(found))
+            used += 1
+            found &= found - np.uint64(1)
+    for at in range(size - size % 64, size):
+        if data[at] == NEWLINE:
+            if used < room:
+                places_out[used] = at
+            used += 1
+    return used
+
+
+@njit(cache=True, nogil=True)
 def line_ends(data, starts, ends_out):
     """Where lines end.
 

@@ -7,11 +7,12 @@ import numpy as np
 from numba import njit
 
 from ctrps.kernels.bits import ones, trailing_zeros
+from ctrps.kernels.copying import copy_text
 from ctrps.kernels.vectors import address, prefetch
 from ctrps.kernels.words import equal_bytes, hash_spans
 
 _RETURN, _HASH = (np.uint8(ord(c)) for c in "\r#")
-_NEWLINE, _COMMA, _U1, _U2, _U64 = (np.uint64(i) for i in (10, 44, 1, 2, 64))
+_NEWLINE, _COMMA, _U0, _U1, _U64 = (np.uint64(i) for i in (10, 44, 0, 1, 64))
 _ALL = np.uint64(2**64 - 1)
 
 ROWS_AHEAD, ROW_BYTES = 4, 512
@@ -69,7 +70,60 @@ def _marks(data, at, byte):
 
 
 @njit(cache=True, nogil=True)
-def scan_rows(data, rows, separator, columns, starts, ends, firsts, lasts, elements, sizes, found):
+def _scan_row(data, begin, separator, spots, used, fields):
+    """Where the fields and elements of a row begin, of which element ``used`` is the first.
+
+    Returns the next element, -1 if there is no room, and how many fields there are. Behind the
+    last one's, ``spots`` has where another element would begin.
+    """
+    size, most = np.uint64(data.shape[0]), np.uint64(fields.shape[0] - 1)
+    at, field = np.uint64(begin), _U0
+    spots[used] = at
+    fields[0] = used
+    last = False
+    while not last:
+        if used + np.uint64(72) > np.uint64(spots.shape[0]):
+            return -1, 0
+        line_ends = _marks(data, at, _NEWLINE)
+        field_ends = _marks(data, at, separator)
+        marks = field_ends | _marks(data, at, _COMMA)
+        last = bool(line_ends != 0 or at + _U64 >= size)
+        if last:
+            end = at + trailing_zeros(line_ends) if line_ends != 0 else min(at + _U64, size)
+            # All bits below that of the row's end.
+            inside = (_U1 << (end - at)) - _U1 if end - at < _U64 else _ALL
+            field_ends &= inside
+            marks &= inside
+        while field_ends != 0:
+            low = field_ends & (_U0 - field_ends)
+            field += _U1
+            if field <= most:
+                fields[field] = used + ones(marks & (low - _U1)) + _U1
+            field_ends ^= low
+        stop = used + ones(marks)
+        behind = at + _U1
+        while marks != 0:
+            # Some more than there are do no harm: others, or the end, are written over them.
+            for _ in range(4):
+                used += _U1
+                spots[used] = behind + trailing_zeros(marks)
+                marks &= marks - _U1
+        used = stop
+        at += _U64
+    cut = end > spots[used] and data[end - _U1] == _RETURN
+    used += _U1
+    spots[used] = end if cut else end + _U1
+    field += _U1
+    for j in range(field, most + _U1):
+        fields[j] = used
+    return np.int64(used), np.int64(field)
+
+
+@njit(cache=True, nogil=True)
+def scan_rows(
+    data, rows, separator, columns, starts, ends, firsts, lasts,
+    elements, spots, sizes, fields, found,
+):  # fmt: skip
     """Find the fields of rows, and hash the elements of every field as if it were a comma list.
 
     Rows are those of ``split_rows``. A field without a comma has one element, itself.
@@ -77,75 +131,40 @@ def scan_rows(data, rows, separator, columns, starts, ends, firsts, lasts, eleme
     Parameters
     ----------
     data, rows, separator, columns, starts, ends, found
-        As in ``split_rows``.
+        As in ``split_rows``; but what is written of a row that is short has no meaning.
     firsts, lasts : int64[wanted, n], written
         The elements of field j of row i are ``elements[firsts[j, i]:lasts[j, i]]``.
     elements : uint64[room], written
         Hashes of elements.
-    sizes : uint32[room], written
-        Scratch.
+    spots, sizes : uint64[room], uint32[room], written
+        Scratch: where elements begin, and how long they are.
+    fields : int32[n, m + 1], written
+        Scratch: the first element of each field, and where the last field's end.
 
     Returns
     -------
     int
         Where the elements end; -1 when there was no room.
     """
-    size = np.uint64(data.shape[0])
-    used = 0
+    used = np.int64(0)
     for i in range(rows.shape[0]):
         if i + ROWS_AHEAD < rows.shape[0]:
             ahead = address(data) + rows[i + ROWS_AHEAD]
             for line in range(0, ROW_BYTES, 64):
                 prefetch(ahead + line)
-        at = element = begin = np.uint64(rows[i])
-        field, first = 0, np.int64(used)
-        last = False
-        while not last:
-            if used + 65 > elements.shape[0]:
-                return -1
-            line_ends = _marks(data, at, _NEWLINE)
-            last = bool(line_ends != 0 or at + _U64 >= size)
-            end = at + trailing_zeros(line_ends) if line_ends != 0 else min(at + _U64, size)
-            # All bits below that of the row's end.
-            inside = (_U1 << (end - at)) - _U1 if end - at < _U64 else _ALL
-            field_ends = _marks(data, at, separator) & inside
-            element_ends = field_ends | (_marks(data, at, _COMMA) & inside)
-            before = used
-            marks = element_ends
-            while marks != 0:
-                stop = at + trailing_zeros(marks)
-                elements[np.uint64(used)] = element
-                sizes[np.uint64(used)] = stop - element
-                used += 1
-                element = stop + _U1
-                marks &= marks - _U1
-            while field_ends != 0:
-                bit = trailing_zeros(field_ends)
-                stop = before + np.int64(ones(element_ends & ((_U2 << bit) - _U1)))
-                if field < columns.shape[0] and columns[field] >= 0:
-                    column = np.uint64(columns[field])
-                    starts[column, i] = begin
-                    ends[column, i] = at + bit
-                    firsts[column, i] = first
-                    lasts[column, i] = stop
-                field += 1
-                first = stop
-                begin = at + bit + _U1
-                field_ends &= field_ends - _U1
-            if last:
-                cut = end > begin and data[end - _U1] == _RETURN
-                end = end - _U1 if cut else end
-                elements[used], sizes[used] = element, end - element
-                used += 1
-                if field < columns.shape[0] and columns[field] >= 0:
-                    starts[columns[field], i] = begin
-                    ends[columns[field], i] = end
-                    firsts[columns[field], i] = first
-                    lasts[columns[field], i] = used
-                field += 1
-            at += _U64
-        found[i] = field
-    hash_spans(data, elements[:used], sizes[:used])
+        first = used
+        used, found[i] = _scan_row(data, rows[i], separator, spots, np.uint64(used), fields[i])
+        if used < 0 or 2 * used - first > elements.shape[0]:
+            return -1
+        hash_spans(data, spots[first : used + 1], elements[first:], sizes[first:])
+        # What is behind the last element is none.
+        used += 1
+    for j in range(columns.shape[0]):
+        column = columns[j]
+        for i in range(rows.shape[0] if column >= 0 else 0):
+            one, behind = np.uint64(fields[i, j]), np.uint64(fields[i, j + 1])
+            firsts[column, i], lasts[column, i] = one, behind
+            starts[column, i], ends[column, i] = spots[one], spots[behind] - _U1
     return used
 
 
@@ -165,6 +184,8 @@ def join_fields(data, spans, prefix, out, out_ends):
         Row i ends at ``out_ends[i]``.
     """
     at = 0
+    source, target = address(data), address(out)
+    source_end, target_end = source + data.shape[0], target + out.shape[0]
     for row in range(spans.shape[0]):
         for byte in prefix:
             out[at] = byte
@@ -172,7 +193,7 @@ def join_fields(data, spans, prefix, out, out_ends):
         for column in range(spans.shape[1]):
             out[at] = _HASH
             at += 1
-            for i in range(spans[row, column, 0], spans[row, column, 1]):
-                out[at] = data[i]
-                at += 1
+            start, size = spans[row, column, 0], spans[row, column, 1] - spans[row, column, 0]
+            copy_text(source + start, source_end, target + at, target_end, size)
+            at += size
         out_ends[row] = at

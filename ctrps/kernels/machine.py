@@ -109,8 +109,8 @@ class Registers(NamedTuple):
         Where the next key of each row goes.
     found : int32[BLOCK]
         Fields of each row.
-    sizes : uint32[room]
-        Of the elements of the sample, while they are being hashed.
+    spots, sizes, fields : uint64[room], uint32[room], int32[BLOCK, fields of a line + 1]
+        Of the elements of the sample, while they are being hashed: see ``scan_rows``.
     """
 
     starts: np.ndarray
@@ -123,7 +123,9 @@ class Registers(NamedTuple):
     found: np.ndarray
     elements: np.ndarray
     derived: np.ndarray
+    spots: np.ndarray
     sizes: np.ndarray
+    fields: np.ndarray
 
 
 class Output(NamedTuple):
@@ -155,8 +157,11 @@ def single_keys(program: Program, slots: int) -> np.ndarray:
     return single
 
 
-def new_registers(program: Program, elements: int, derived: int) -> Registers:
-    """Registers with room for the list elements and the derived text of one block of rows."""
+def new_registers(program: Program, fields: int, elements: int, derived: int) -> Registers:
+    """Registers with room for the list elements and the derived text of one block of rows.
+
+    ``fields`` is how many a line has.
+    """
     columns = len(program.origins)
     text = np.zeros((program.texts, BLOCK), np.uint64)
     text[: len(program.constants)] = program.constants[:, None]
@@ -173,5 +178,7 @@ def new_registers(program: Program, elements: int, derived: int) -> Registers:
         np.zeros(BLOCK, np.int32),
         np.empty(elements, np.uint64),
         np.empty(derived, np.uint8),
+        np.empty(elements, np.uint64),
         np.empty(elements, np.uint32),
+        np.empty((BLOCK, fields + 1), np.int32),
     )

@@ -198,12 +198,15 @@ def name_values(
         for r in range(block.shape[0]):
             counts = output.counts[row + r]
             last = first + counts.sum()
+            room = -1
             while done < rows.shape[0] and rows[done] == row + r:
                 number = first
                 while number < last and keys[number] != wanted[done]:
                     number += 1
                 if number < last:
-                    if at + _room(program, recipe, registers, r) > out.shape[0]:
+                    if room < 0:
+                        room = _room(program, recipe, registers, r)
+                    if at + room > out.shape[0]:
                         return row, done
                     number -= first
                     slot = 0

@@ -73,7 +73,7 @@ def _split(program, data, lines, separator, columns, row, registers, output):
     found, elements = registers.found, registers.elements
     listed = scan_rows(
         data, lines, separator, columns, starts, ends, firsts, lasts,
-        elements, registers.sizes, found,
+        elements, registers.spots, registers.sizes, registers.fields, found,
     )  # fmt: skip
     for r in range(lines.shape[0] if listed >= 0 else 0):
         if found[r] != columns.shape[0]:

@@ -23,7 +23,7 @@ _P5 = np.uint64(0x27D4EB2F165667C5)
 
 _LOW_HALF = np.uint64(0xFFFFFFFF)
 _BYTE = np.uint64(0xFF)
-_U0, _U1, _U2, _U3, _U8 = (np.uint64(i) for i in (0, 1, 2, 3, 8))
+_U0, _U1, _U2, _U8 = (np.uint64(i) for i in (0, 1, 2, 8))
 _U32 = np.uint64(32)
 
 
@@ -105,30 +105,39 @@ def hash_field(data, start, end):
 
 
 @njit(cache=True, nogil=True)
-def hash_spans(data, spans, sizes):
+def hash_spans(data, spots, hashes, sizes):
     """Hash many texts at once: processors do several short ones in one instruction.
 
     Parameters
     ----------
     data : uint8[size], read
-    spans : uint64[n], read and written
-        Where each text starts; on return its XXH64, with seed 0.
-    sizes : uint32[n], read and written
-        Of the texts; on return nothing of use.
+    spots : uint64[n + 1], read
+        Text i is ``data[spots[i]:spots[i + 1] - 1]``.
+    hashes : uint64[room], the first n written
+        XXH64 of the texts, with seed 0. There is room for 2 n: the rest is scratch.
+    sizes : uint32[n], written
+        Of the texts.
     """
-    end = np.uint64(data.shape[0])
-    for i in range(spans.shape[0]):
-        start, size = spans[i], np.uint64(sizes[i])
-        if size < _U8 and start + _U8 <= end:
-            spans[i] = eight_bytes(data, start)
-        else:
-            spans[i] = xxh64(data, start, start + size, _U0)
-            sizes[i] = 8
-    # Nothing here that keeps a compiler from using vectors: no branch, no other memory.
-    for i in range(spans.shape[0]):
-        size = np.uint64(sizes[i])
-        hashed = _U0 - (size >> _U3)
-        spans[i] = _pick(hashed, spans[i], hash_short(spans[i], size))
+    count = spots.shape[0] - 1
+    longer = count
+    if spots[count] + _U8 <= np.uint64(data.shape[0]):
+        for i in range(count):
+            start = spots[i]
+            size = spots[i + 1] - start - _U1
+            hashes[i] = eight_bytes(data, start)
+            sizes[i] = size
+            hashes[longer] = i
+            longer += np.int64(size >= _U8)
+        # Nothing here that keeps a compiler from using vectors: no branch, no other memory.
+        for i in range(count):
+            hashes[i] = hash_short(hashes[i], np.uint64(sizes[i]))
+    else:
+        for i in range(count):
+            hashes[longer] = i
+            longer += 1
+    for j in range(count, longer):
+        i = hashes[j]
+        hashes[i] = xxh64(data, spots[i], spots[i + _U1] - _U1, _U0)
 
 
 @njit(cache=True, nogil=True)
