@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 
@@ -30,7 +29,7 @@ from ctrps.kernels.history import (
     sort_ties,
 )
 from ctrps.kernels.keys import index_capacity, index_find, index_insert, index_new
-from ctrps.kernels.lists import distinct_lists, last_texts, top_lists
+from ctrps.kernels.lists import Texts, distinct_lists, last_texts, short_texts, top_lists
 
 Filter = tuple[tuple[str, tuple[str, ...]], ...]
 """Columns and the values that each may have."""
@@ -191,20 +190,55 @@ class Events:
         return Events(keys, self.times.take(rows), self.masks.take(rows), values)
 
 
-@dataclass(slots=True)
-class Pool:
-    """A growing text that fields are pieces of."""
+class WorkRoom:
+    """Memory to compute windows in, bucket after bucket; for one thread at a time.
 
-    data: np.ndarray
-    size: int
+    Parameters
+    ----------
+    texts
+        What the ranks of values mean.
+
+    Attributes
+    ----------
+    pool : uint8[room]
+        A growing text that fields are pieces of. It begins with all ``texts``.
+    size
+        The bytes of the pool that are in use.
+    texts
+        The same as ``kernels.lists`` takes it.
+    """
+
+    def __init__(self, texts: Ranked):
+        count = len(texts.starts)
+        words = np.empty(count, np.uint64)
+        self.texts = Texts(
+            *texts,
+            words=words,
+            longest=short_texts(*texts, words),
+            counts=np.zeros(count, np.int32),
+            seen=np.full(count, -1, np.int64),
+            stamp=np.zeros(1, np.int64),
+            ranks=np.empty(count, np.int64),
+            other=np.empty(count, np.int64),
+        )
+        self.pool, self.size = texts.data, len(texts.data)
+        self._fields = np.empty(0, np.uint32)
+
+    def fields(self, columns: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Room for the borders of the fields of a bucket, and the pool without those of others."""
+        self.size = len(self.texts.data)
+        if 2 * columns * rows > len(self._fields):
+            self._fields = np.empty(2 * columns * rows, np.uint32)
+        begins, stops = self._fields[: 2 * columns * rows].reshape(2, columns, rows)
+        return begins, stops
 
     def grow(self) -> None:
-        larger = np.empty(2 * len(self.data) + (1 << 16), np.uint8)
-        larger[: self.size] = self.data[: self.size]
-        self.data = larger
+        larger = np.empty(2 * len(self.pool) + (1 << 16), np.uint8)
+        larger[: self.size] = self.pool[: self.size]
+        self.pool = larger
 
     def make_room(self, size: int) -> None:
-        while self.size + size > len(self.data):
+        while self.size + size > len(self.pool):
             self.grow()
 
 
@@ -226,7 +260,7 @@ def bucket_columns(
     group: Group,
     impressions: Events,
     events: Mapping[str, Events],
-    texts: Ranked,
+    room: WorkRoom,
 ) -> Columns:
     """Compute the windows of a group for some impressions.
 
@@ -236,13 +270,11 @@ def bucket_columns(
         Those that want them, with the group's keys.
     events
         Per source all events that share the first key with one of them, and any others.
-    texts
-        What the ranks of values mean.
+    room
+        The fields stay there until it is used again.
     """
     asked = _Asked(impressions, histories.zone)
-    pool = Pool(texts.data, len(texts.data))
-    room = _Room(pool, texts)
-    begins, stops = np.empty((2, len(group.windows), len(asked.times)), np.uint32)
+    begins, stops = room.fields(len(group.windows), len(asked.times))
     numbered = list(enumerate(window for _, window in group.windows))
     numbered.sort(key=lambda pair: (pair[1].events, pair[1].by))
     for (name, by), windows in groupby(numbered, lambda pair: (pair[1].events, pair[1].by)):
@@ -253,9 +285,9 @@ def bucket_columns(
         work = _Work(asked, key, past, room)
         for number, window in windows:
             work.put(window, begins[number], stops[number])
-    if pool.size >= 1 << 32:
+    if room.size >= 1 << 32:
         raise DataError("the histories of one bucket take more than 4 GiB of text")
-    return Columns(pool.data[: pool.size], begins, stops, asked.order)
+    return Columns(room.pool[: room.size], begins, stops, asked.order)
 
 
 def sorted_events(ids: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -403,22 +435,10 @@ class _Past:
         return stream.values[column]
 
 
-class _Room:
-    """Where lists are made: the pool that takes them, and room for work that fits all texts."""
-
-    def __init__(self, pool: Pool, texts: Ranked):
-        self.pool, self.texts = pool, texts
-        count = len(texts.starts)
-        self.counts = np.zeros(count, np.int32)
-        self.seen = np.full(count, -1, np.int64)
-        self.ranks, self.other = np.empty((2, count), np.int64)
-        self.stamp = 0
-
-
 class _Work:
     """Computes the windows over one source by one key."""
 
-    def __init__(self, asked: _Asked, key: _Key, past: _Past, room: _Room):
+    def __init__(self, asked: _Asked, key: _Key, past: _Past, room: WorkRoom):
         self._asked, self._key, self._past, self._room = asked, key, past, room
 
     def put(self, window: Window, begins: np.ndarray, stops: np.ndarray) -> None:
@@ -468,27 +488,22 @@ class _Work:
         begins: np.ndarray,
         stops: np.ndarray,
     ) -> None:
-        room, texts, pool = self._room, self._room.texts, self._room.pool
-        given: tuple[object, ...]
-        kernel: Any
-        if window.most is None:
-            kernel, given = distinct_lists, (room.seen, room.stamp, room.ranks)
-            room.stamp += len(low) + 1
-        else:
-            kernel, given = top_lists, (room.counts, room.ranks, room.other, window.most)
+        room = self._room
         first = 0
-        while True:
-            first, pool.size = kernel(
-                first, low, high, values, texts.data, texts.starts, texts.ends, *given,
-                pool.data, pool.size, begins, stops,
-            )  # fmt: skip
-            if first == len(low):
-                return
-            pool.grow()
+        while first < len(low):
+            given = low[first:], high[first:], values, room.texts
+            to = room.pool, room.size, begins[first:], stops[first:]
+            if window.most is None:
+                done, room.size = distinct_lists(*given, *to)
+            else:
+                done, room.size = top_lists(*given, window.most, *to)
+            first += done
+            if first < len(low):
+                room.grow()
 
     def _numbers(
         self, counts: np.ndarray, hits: np.ndarray, plus: int, begins: np.ndarray, stops: np.ndarray
     ) -> None:
-        pool = self._room.pool
-        pool.make_room(len(counts) * NUMBER_BYTES)
-        pool.size = put_numbers(counts, hits, plus, pool.data, pool.size, begins, stops)
+        room = self._room
+        room.make_room(len(counts) * NUMBER_BYTES)
+        room.size = put_numbers(counts, hits, plus, room.pool, room.size, begins, stops)
