@@ -13,7 +13,7 @@ from ctrps.data.joinfile import load_plan
 from ctrps.data.samples import make_samples
 from ctrps.data.spill import Room, SpillWriter
 from ctrps.data.texts import Ranked, Texts, text_order
-from ctrps.data.windows import WorkRoom
+from ctrps.data.workroom import WorkRoom
 from ctrps.errors import ConfigError, DataError
 from ctrps.kernels import history as kernel
 from ctrps.kernels import lists, runs

@@ -21,7 +21,8 @@ from ctrps.data.buckets import NOWHERE, EventsFound, part_order
 from ctrps.data.joinfile import IMPRESSIONS
 from ctrps.data.sampletext import SampleText
 from ctrps.data.spill import Kept, Room, Spill, SpillWriter
-from ctrps.data.windows import Columns, Events, Group, Histories, WorkRoom, bucket_columns
+from ctrps.data.windows import Columns, Events, Group, Histories, bucket_columns
+from ctrps.data.workroom import WorkRoom
 from ctrps.kernels.copying import WRITTEN_OVER
 from ctrps.kernels.runs import (
     field_runs,

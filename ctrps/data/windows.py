@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zoneinfo
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from ctrps.data.days import day_starts, whole_days
 from ctrps.data.joinfile import HOUR_S, IMPRESSIONS, JoinPlan, Span, Window
-from ctrps.data.texts import Ranked
+from ctrps.data.workroom import WorkRoom
 from ctrps.errors import ConfigError, DataError
 from ctrps.kernels.history import (
     NUMBER_BYTES,
@@ -29,7 +29,7 @@ from ctrps.kernels.history import (
     sort_ties,
 )
 from ctrps.kernels.keys import index_capacity, index_find, index_insert, index_new
-from ctrps.kernels.lists import Texts, distinct_lists, last_texts, short_texts, top_lists
+from ctrps.kernels.lists import distinct_lists, last_texts, top_lists
 
 Filter = tuple[tuple[str, tuple[str, ...]], ...]
 """Columns and the values that each may have."""
@@ -190,58 +190,6 @@ class Events:
         return Events(keys, self.times.take(rows), self.masks.take(rows), values)
 
 
-class WorkRoom:
-    """Memory to compute windows in, bucket after bucket; for one thread at a time.
-
-    Parameters
-    ----------
-    texts
-        What the ranks of values mean.
-
-    Attributes
-    ----------
-    pool : uint8[room]
-        A growing text that fields are pieces of. It begins with all ``texts``.
-    size
-        The bytes of the pool that are in use.
-    texts
-        The same as ``kernels.lists`` takes it.
-    """
-
-    def __init__(self, texts: Ranked):
-        count = len(texts.starts)
-        words = np.empty(count, np.uint64)
-        self.texts = Texts(
-            *texts,
-            words=words,
-            longest=short_texts(*texts, words),
-            counts=np.zeros(count, np.int32),
-            seen=np.full(count, -1, np.int64),
-            stamp=np.zeros(1, np.int64),
-            ranks=np.empty(count, np.int64),
-            other=np.empty(count, np.int64),
-        )
-        self.pool, self.size = texts.data, len(texts.data)
-        self._fields = np.empty(0, np.uint32)
-
-    def fields(self, columns: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Room for the borders of the fields of a bucket, and the pool without those of others."""
-        self.size = len(self.texts.data)
-        if 2 * columns * rows > len(self._fields):
-            self._fields = np.empty(2 * columns * rows, np.uint32)
-        begins, stops = self._fields[: 2 * columns * rows].reshape(2, columns, rows)
-        return begins, stops
-
-    def grow(self) -> None:
-        larger = np.empty(2 * len(self.pool) + (1 << 16), np.uint8)
-        larger[: self.size] = self.pool[: self.size]
-        self.pool = larger
-
-    def make_room(self, size: int) -> None:
-        while self.size + size > len(self.pool):
-            self.grow()
-
-
 @dataclass(frozen=True, slots=True)
 class Columns:
     """Fields of windows: column c of row i is ``pool[begins[c, i]:stops[c, i]]``.
@@ -281,7 +229,7 @@ def bucket_columns(
         key = asked.key([group.keys[IMPRESSIONS].index(k) for k in by])
         source = histories.sources[name]
         at = [group.keys[name].index(source.keys.get(k, k)) for k in by]
-        past = _Past(key, source, events[name], at, group.values[name])
+        past = _Past(asked, key, source, events[name], at, group.values[name])
         work = _Work(asked, key, past, room)
         for number, window in windows:
             work.put(window, begins[number], stops[number])
@@ -327,11 +275,14 @@ def _mixed(keys: np.ndarray, at: Sequence[int]) -> np.ndarray:
 class _Key:
     """Impressions in order of one key and time.
 
-    ``order`` refers to that of the group's key; None: it is the same.
+    ``order`` refers to that of the group's key; None: it is the same. ``rows`` are the numbers of
+    the impressions.
     """
 
     order: np.ndarray | None
+    rows: np.ndarray
     ids: np.ndarray
+    times: np.ndarray
     index: np.ndarray
     count: int
 
@@ -340,31 +291,30 @@ class _Asked:
     """The impressions of a bucket, in order of the group's key and time."""
 
     def __init__(self, impressions: Events, zone: zoneinfo.ZoneInfo | None):
-        self._all = impressions
+        self.all = impressions
         self._zone = zone
-        self.times = impressions.times
-        first, self.order, self.times = self._number([0], None)
+        first = self._number([0], None)
+        self.order, self.times = first.rows, first.times
         self._keys: dict[tuple[int, ...], _Key] = {(0,): first}
         self._bounds: dict[tuple[Span, int], tuple[np.ndarray, np.ndarray]] = {}
 
     def key(self, at: Sequence[int]) -> _Key:
         if tuple(at) not in self._keys:
-            key, order, _ = self._number(at, self.order)
-            self._keys[tuple(at)] = replace(key, order=order)
+            self._keys[tuple(at)] = self._number(at, self.order)
         return self._keys[tuple(at)]
 
-    def _number(
-        self, at: Sequence[int], rows: np.ndarray | None
-    ) -> tuple[_Key, np.ndarray, np.ndarray]:
-        """A key, the order of ``rows`` by it and time, and the times in this order."""
-        hashes = _mixed(self._all.keys, at)
+    def _number(self, at: Sequence[int], rows: np.ndarray | None) -> _Key:
+        """A key of ``rows``, or of all."""
+        hashes, times = _mixed(self.all.keys, at), self.all.times
         if rows is not None:
-            hashes = hashes.take(rows)
+            hashes, times = hashes.take(rows), self.times
         index = index_new(index_capacity(max(len(hashes), 1)))
         ids, new = np.empty((2, len(hashes)), np.int64)
         count, _ = index_insert(index, hashes, 0, ids, new)
-        order, ids, times = sorted_events(ids, self.times)
-        return _Key(None, ids, index, count), order, times
+        order, ids, times = sorted_events(ids, times)
+        if rows is None:
+            return _Key(None, order, ids, times, index, count)
+        return _Key(order, rows.take(order), ids, times, index, count)
 
     @cached_property
     def days(self) -> np.ndarray:
@@ -401,18 +351,29 @@ class _Stream:
 class _Past:
     """The events of a source that share a key with an impression."""
 
-    def __init__(self, key: _Key, source: Source, events: Events, at: Sequence[int], values: By):
+    def __init__(
+        self,
+        asked: _Asked,
+        key: _Key,
+        source: Source,
+        events: Events,
+        at: Sequence[int],
+        values: By,
+    ):
         self.source = source
         self._names = values
         self._count = key.count
         self._events = events
-        ids = np.empty(len(events.times), np.int64)
-        index_find(key.index, _mixed(events.keys, at), ids)
-        times, there = events.times, np.flatnonzero(ids >= 0)
-        if len(there) < len(ids):
-            ids, times = ids.take(there), times.take(there)
-        order, self._ids, self._times = sorted_events(ids, times)
-        self._chosen = there.take(order) if len(there) < len(events.times) else order
+        if events is asked.all:
+            self._chosen, self._ids, self._times = key.rows, key.ids, key.times
+        else:
+            ids = np.empty(len(events.times), np.int64)
+            index_find(key.index, _mixed(events.keys, at), ids)
+            times, there = events.times, np.flatnonzero(ids >= 0)
+            if len(there) < len(ids):
+                ids, times = ids.take(there), times.take(there)
+            order, self._ids, self._times = sorted_events(ids, times)
+            self._chosen = there.take(order) if len(there) < len(events.times) else order
         self._masks = events.masks.take(self._chosen)
         self._streams: dict[Filter, _Stream] = {}
 
