@@ -15,7 +15,7 @@ TAB = np.uint8(9)
 AHEAD = 8
 """Rows between asking for the text of a row and copying it."""
 
-BLOCK = 16
+BLOCK = 256
 """Rows whose fields are fetched together."""
 
 LINE = 64
