@@ -86,7 +86,7 @@ class HistoryWork:
                 work = IMPRESSION_WORK if name == IMPRESSIONS else EVENT_WORK
                 np.add.at(sizes, records[:, 0], records[:, 1] * work)
             largest = max(largest, int(sizes.max()))
-        return largest + 4 * found.ranks.nbytes + 2 * found.texts.data.nbytes
+        return largest + 5 * found.ranks.nbytes + 2 * found.texts.data.nbytes
 
     def part_bytes(self, bases: Mapping[int, Kept | Spill], whole: bool) -> int:
         """Memory that the largest part takes when all buckets are computed; ``whole``: as text."""
