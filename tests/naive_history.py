@@ -122,6 +122,16 @@ def ranges(ids, since, until, events):
     ]
 
 
+def short_texts(texts):
+    """A word of each text: its bytes and how many they are; all bits where they are too many."""
+    return [
+        int.from_bytes(text.ljust(7, b"\0") + bytes([len(text)]), "little")
+        if len(text) <= 7
+        else 2**64 - 1
+        for text in texts
+    ]
+
+
 def top_lists(values, texts, most):
     """The list of one range of values; they are ranks."""
     counts = Counter(value for value in values if value)

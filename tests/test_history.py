@@ -12,7 +12,8 @@ from ctrps.data.days import day_starts, local_time, whole_days
 from ctrps.data.joinfile import load_plan
 from ctrps.data.samples import make_samples
 from ctrps.data.spill import Room, SpillWriter
-from ctrps.data.texts import Texts, text_order
+from ctrps.data.texts import Ranked, Texts, text_order
+from ctrps.data.workroom import WorkRoom
 from ctrps.errors import ConfigError, DataError
 from ctrps.kernels import history as kernel
 from ctrps.kernels import lists, runs
@@ -254,58 +255,69 @@ def test_ranges():
 LISTED = [b"", b"a", b"bb", b"c", b"dddd", b"e"]
 
 
+@pytest.mark.parametrize("listed", [LISTED, [*LISTED[:4], b"d" * 7, b"e" * 50]])
 @pytest.mark.parametrize("room", [0, 7, 60, 5000])
-def test_lists(room):
+def test_lists(room, listed):
     """The pool grows whenever a list finds no room, and nothing is lost or doubled."""
     rng = np.random.default_rng(room)
-    data, starts, ends = column(LISTED)
+    data, starts, ends = column(listed)
     values = rng.integers(0, 6, 200)
     low = np.sort(rng.integers(0, 190, 60))
     high = np.maximum.accumulate(low + rng.integers(0, 11, 60))
     low[10:20], high[30:32] = low[10], high[30]
 
-    def made(function, *work):
+    texts = WorkRoom(Ranked(data, starts, ends)).texts
+
+    def made(function, *most):
         pool, first, at = np.empty(room, np.uint8), 0, 0
         begins, stops = np.empty((2, 60), np.uint32)
         while True:
-            first, at = function(
-                first, low, high, values, data, starts, ends, *work, pool, at, begins, stops
-            )
+            given = low[first:], high[first:], values, texts, *most
+            done, at = function(*given, pool, at, begins[first:], stops[first:])
+            first += done
             if first == 60:
                 return [pool[a:b].tobytes() for a, b in zip(begins, stops, strict=True)]
             pool = np.append(pool, np.zeros(20, np.uint8))
 
     taken = [values[a:b].tolist() for a, b in zip(low, high, strict=True)]
     for most in (1, 2, 5, 9):
-        counts, work = np.zeros(6, np.int32), np.empty((2, 6), np.int64)
-        found = made(lists.top_lists, counts, *work, most)
-        assert found == [naive.top_lists(one, LISTED, most) for one in taken]
-        assert not counts.any()
-    found = made(lists.distinct_lists, np.full(6, -1), 0, np.empty(6, np.int64))
-    assert found == [naive.distinct_lists(one, LISTED) for one in taken]
+        assert made(lists.top_lists, most) == [naive.top_lists(one, listed, most) for one in taken]
+        assert not texts.counts.any()
+    for _ in range(2):
+        assert made(lists.distinct_lists) == [naive.distinct_lists(one, listed) for one in taken]
+        assert texts.seen.max() < texts.stamp[0]
 
 
+def test_short_texts():
+    texts = [b"", b"0", b"1234567", b"12345678", "é".encode() * 3, b"x" * 300]
+    words = np.empty(6, np.uint64)
+    assert lists.short_texts(*column(texts), words) == 300
+    assert words.tolist() == naive.short_texts(texts)
+
+
+@pytest.mark.parametrize("many", [30, 300])
 @pytest.mark.parametrize("step", [3, 40, 700])
-def test_most_frequent_of_many(step):
+def test_most_frequent_of_many(step, many):
     """Ranges that overlap much, little and not at all; some values are very frequent."""
     rng = np.random.default_rng(step)
-    listed = [b"", *(b"%d" % i for i in range(1, 301))]
+    listed = [b"", *(b"%d" % i for i in range(1, many + 1))]
     data, starts, ends = column(listed)
     values = rng.integers(0, 301, 6000) * rng.integers(0, 2, 6000) + rng.integers(0, 2, 6000)
-    values = np.minimum(values, 300)
+    values = np.minimum(values, many)
     low = np.minimum(np.arange(50) * step, 5000)
     low[30:] = low[:20]
     high = low + rng.integers(500, 900, 50)
-    counts, work = np.zeros(301, np.int32), np.empty((2, 301), np.int64)
+    texts = WorkRoom(Ranked(data, starts, ends)).texts
     pool = np.empty(50 * 2000, np.uint8)
     begins, stops = np.empty((2, 50), np.uint32)
-    given = 0, low, high, values, data, starts, ends, counts, *work, 40, pool, 0, begins, stops
+    given = low, high, values, texts, 40, pool, 0, begins, stops
     assert lists.top_lists(*given) == (50, stops.max())
     found = [pool[a:b].tobytes() for a, b in zip(begins, stops, strict=True)]
     taken = [values[a:b].tolist() for a, b in zip(low, high, strict=True)]
-    assert max(one.count(1) for one in taken) > lists._FEW / 2
+    used = [len(set(one) - {0}) for one in taken]
+    assert max(used) <= lists._FEW if many == 30 else min(used) > lists._FEW
     assert found == [naive.top_lists(one, listed, 40) for one in taken]
-    assert not counts.any()
+    assert not texts.counts.any()
 
 
 @pytest.mark.parametrize("apart", [False, True])

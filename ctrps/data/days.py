@@ -7,6 +7,7 @@ machine's own zone is never asked.
 from __future__ import annotations
 
 import zoneinfo
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
@@ -43,21 +44,26 @@ def local_time(times: np.ndarray, zone: zoneinfo.ZoneInfo | None) -> tuple[np.nd
     """
     if not len(times):
         return times, times
-    quarters, which = _distinct(times // QUARTER_S)
-    offsets = np.array([_offset_s(int(q) * QUARTER_S, zone) for q in quarters], np.int64)
-    local = times + offsets[which]
-    return local // DAY_S, local % DAY_S
+    local = times + _each(times // QUARTER_S, lambda quarter: _offset_s(quarter * QUARTER_S, zone))
+    days = local // DAY_S
+    # A remainder would be a second division.
+    return days, local - days * DAY_S
 
 
-def _distinct(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """``np.unique`` with the inverse, without sorting where the numbers lie close together."""
-    first = numbers.min()
-    span = int(numbers.max() - first) + 1
+def _each(numbers: np.ndarray, function: Callable[[int], int]) -> np.ndarray:
+    """What a function is of each of some numbers; it is asked once of each different one."""
+    first = int(numbers.min())
+    span = int(numbers.max()) - first + 1
     if span > 1 << 20:
-        return np.unique(numbers, return_inverse=True)
-    there = np.zeros(span, np.bool_)
-    there[numbers - first] = True
-    return np.flatnonzero(there) + first, (np.cumsum(there) - 1)[numbers - first]
+        different, which = np.unique(numbers, return_inverse=True)
+        return np.array([function(int(number)) for number in different], np.int64)[which]
+    # They lie close together: nothing need be sorted.
+    at = numbers - first
+    table = np.zeros(span, np.int64)
+    table[at] = 1
+    for place in np.flatnonzero(table):
+        table[place] = function(first + int(place))
+    return table[at]
 
 
 def day_starts(days: np.ndarray, zone: zoneinfo.ZoneInfo | None) -> np.ndarray:
@@ -80,8 +86,7 @@ def day_starts(days: np.ndarray, zone: zoneinfo.ZoneInfo | None) -> np.ndarray:
     """
     if not len(days):
         return days
-    different, which = _distinct(days)
-    return np.array([_start(int(day), zone) for day in different], np.int64)[which]
+    return _each(days, lambda day: _start(day, zone))
 
 
 def whole_days(times: np.ndarray, zone: zoneinfo.ZoneInfo | None) -> np.ndarray:

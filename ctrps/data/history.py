@@ -22,6 +22,7 @@ from ctrps.data.joinfile import IMPRESSIONS
 from ctrps.data.sampletext import SampleText
 from ctrps.data.spill import Kept, Room, Spill, SpillWriter
 from ctrps.data.windows import Columns, Events, Group, Histories, bucket_columns
+from ctrps.data.workroom import WorkRoom
 from ctrps.kernels.copying import WRITTEN_OVER
 from ctrps.kernels.runs import (
     field_runs,
@@ -65,6 +66,7 @@ class HistoryWork:
         self._histories, self._folder, self._bits = histories, folder, bits
         self._room = room
         self._windows: dict[tuple[int, int], Kept | Spill] = {}
+        self._rooms: list[WorkRoom] = []
 
     def buckets(self) -> list[tuple[int, int]]:
         """Group and number of every bucket."""
@@ -84,7 +86,7 @@ class HistoryWork:
                 work = IMPRESSION_WORK if name == IMPRESSIONS else EVENT_WORK
                 np.add.at(sizes, records[:, 0], records[:, 1] * work)
             largest = max(largest, int(sizes.max()))
-        return largest + 4 * found.ranks.nbytes + 2 * found.texts.data.nbytes
+        return largest + 5 * found.ranks.nbytes + 2 * found.texts.data.nbytes
 
     def part_bytes(self, bases: Mapping[int, Kept | Spill], whole: bool) -> int:
         """Memory that the largest part takes when all buckets are computed; ``whole``: as text."""
@@ -135,13 +137,22 @@ class HistoryWork:
         if len(asked) < len(places):
             places = places.take(asked, axis=0)
             rows = rows.take(asked)
-        columns = bucket_columns(self._histories, group, rows, events, given.texts)
+        try:
+            work = self._rooms.pop()
+        except IndexError:
+            work = WorkRoom(given.texts)
+        columns = bucket_columns(self._histories, group, rows, events, work)
         places = places.take(columns.order, axis=0)
         sizes = np.empty(len(asked), np.int64)
         rows_size(columns.begins, columns.stops, sizes)
         for first, last in _spans(sizes, TEXT_BYTES):
             _write_rows(to, columns, group, first, places[first:last])
+        self._rooms.append(work)
         return len(asked)
+
+    def end_windows(self) -> None:
+        """Give up the memory that windows were computed in."""
+        self._rooms.clear()
 
     def _computed(self, number: int, bucket: int) -> Kept | Spill:
         if (number, bucket) not in self._windows:
@@ -265,7 +276,9 @@ class _Runs:
 
     def __init__(self, histories: Histories, rows: int):
         self._runs = histories.runs
-        self._starts, self._ends = (np.zeros((rows, len(self._runs)), np.int64) for _ in "ab")
+        # Not np.zeros: what is filled at once comes in huge pages, where the system has them.
+        self._starts, self._ends = np.empty((2, rows, len(self._runs)), np.int64)
+        self._starts[:] = self._ends[:] = 0
         self.sizes = np.zeros(rows, np.int64)
         self._texts: list[np.ndarray] = []
         self._rows = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zoneinfo
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -96,11 +97,13 @@ def read_side(folder: Path, join: Join, bad: BadRows) -> Side:
     again[1:] = hashes[order][1:] == hashes[order][:-1]
     if again.any() and join.duplicates == "error":
         raise _twice(path, table.names[key], key, columns, order, again)
-    kept = np.sort(order[~again])
-    index = index_new(index_capacity(max(len(kept), 1)))
-    index_build(index, hashes[kept])
-    kept_columns = Columns(columns.names, columns.data, columns.starts[kept], columns.ends[kept])
-    return Side(join, kept_columns, index, rows)
+    if again.any():
+        kept = np.sort(order[~again])
+        hashes = hashes[kept]
+        columns = replace(columns, starts=columns.starts[kept], ends=columns.ends[kept])
+    index = index_new(index_capacity(max(len(hashes), 1)))
+    index_build(index, hashes)
+    return Side(join, columns, index, rows)
 
 
 def _borders(columns: Columns, number: int) -> tuple[np.ndarray, np.ndarray]:

@@ -197,6 +197,7 @@ def join_tables(
         buckets = [bucket for bucket in history.buckets() if share.has(bucket[1])]
         compute = partial(_compute, history, found)
         _each("windows", compute, buckets, workers, memory, progress)
+        history.end_windows()
         if history.durable:
             write_json(mine / DONE, {})
             found.remove()

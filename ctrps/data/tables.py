@@ -250,12 +250,16 @@ def read_columns(table: RawTable, names: Sequence[str]) -> Columns:
         When the table has no such column.
     """
     numbers = [table.column(name) for name in names]
-    data, base = [np.empty(0, np.uint8)], 0
-    starts, ends = ([np.empty((0, len(names)), np.int64)] for _ in range(2))
-    for piece in table.pieces():
-        data.append(piece.data.copy())
-        starts.append(piece.starts[:, numbers].astype(np.int64) + base)
-        ends.append(piece.ends[:, numbers].astype(np.int64) + base)
-        base += len(piece.data)
-    joined = [np.concatenate(parts) for parts in (data, starts, ends)]
-    return Columns(tuple(names), joined[0], joined[1], joined[2], table.first_line)
+    pieces = [
+        (piece.data.copy(), piece.starts[:, numbers], piece.ends[:, numbers])
+        for piece in table.pieces()
+    ]
+    rows = sum(len(starts) for _, starts, _ in pieces)
+    starts, ends = np.empty((2, rows, len(names)), np.int64)
+    row = base = 0
+    for data, *borders in pieces:
+        for out, part in zip((starts, ends), borders, strict=True):
+            np.add(part, base, out=out[row : row + len(part)])
+        row, base = row + len(borders[0]), base + len(data)
+    text = np.concatenate([np.empty(0, np.uint8), *(data for data, *_ in pieces)])
+    return Columns(tuple(names), text, starts, ends, table.first_line)

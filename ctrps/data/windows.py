@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import zoneinfo
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 
 from ctrps.data.days import day_starts, whole_days
 from ctrps.data.joinfile import HOUR_S, IMPRESSIONS, JoinPlan, Span, Window
-from ctrps.data.texts import Ranked
+from ctrps.data.workroom import WorkRoom
 from ctrps.errors import ConfigError, DataError
 from ctrps.kernels.history import (
     NUMBER_BYTES,
@@ -191,23 +190,6 @@ class Events:
         return Events(keys, self.times.take(rows), self.masks.take(rows), values)
 
 
-@dataclass(slots=True)
-class Pool:
-    """A growing text that fields are pieces of."""
-
-    data: np.ndarray
-    size: int
-
-    def grow(self) -> None:
-        larger = np.empty(2 * len(self.data) + (1 << 16), np.uint8)
-        larger[: self.size] = self.data[: self.size]
-        self.data = larger
-
-    def make_room(self, size: int) -> None:
-        while self.size + size > len(self.data):
-            self.grow()
-
-
 @dataclass(frozen=True, slots=True)
 class Columns:
     """Fields of windows: column c of row i is ``pool[begins[c, i]:stops[c, i]]``.
@@ -226,7 +208,7 @@ def bucket_columns(
     group: Group,
     impressions: Events,
     events: Mapping[str, Events],
-    texts: Ranked,
+    room: WorkRoom,
 ) -> Columns:
     """Compute the windows of a group for some impressions.
 
@@ -236,26 +218,24 @@ def bucket_columns(
         Those that want them, with the group's keys.
     events
         Per source all events that share the first key with one of them, and any others.
-    texts
-        What the ranks of values mean.
+    room
+        The fields stay there until it is used again.
     """
     asked = _Asked(impressions, histories.zone)
-    pool = Pool(texts.data, len(texts.data))
-    room = _Room(pool, texts)
-    begins, stops = np.empty((2, len(group.windows), len(asked.times)), np.uint32)
+    begins, stops = room.fields(len(group.windows), len(asked.times))
     numbered = list(enumerate(window for _, window in group.windows))
     numbered.sort(key=lambda pair: (pair[1].events, pair[1].by))
     for (name, by), windows in groupby(numbered, lambda pair: (pair[1].events, pair[1].by)):
         key = asked.key([group.keys[IMPRESSIONS].index(k) for k in by])
         source = histories.sources[name]
         at = [group.keys[name].index(source.keys.get(k, k)) for k in by]
-        past = _Past(key, source, events[name], at, group.values[name])
+        past = _Past(asked, key, source, events[name], at, group.values[name])
         work = _Work(asked, key, past, room)
         for number, window in windows:
             work.put(window, begins[number], stops[number])
-    if pool.size >= 1 << 32:
+    if room.size >= 1 << 32:
         raise DataError("the histories of one bucket take more than 4 GiB of text")
-    return Columns(pool.data[: pool.size], begins, stops, asked.order)
+    return Columns(room.pool[: room.size], begins, stops, asked.order)
 
 
 def sorted_events(ids: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -295,11 +275,14 @@ def _mixed(keys: np.ndarray, at: Sequence[int]) -> np.ndarray:
 class _Key:
     """Impressions in order of one key and time.
 
-    ``order`` refers to that of the group's key; None: it is the same.
+    ``order`` refers to that of the group's key; None: it is the same. ``rows`` are the numbers of
+    the impressions.
     """
 
     order: np.ndarray | None
+    rows: np.ndarray
     ids: np.ndarray
+    times: np.ndarray
     index: np.ndarray
     count: int
 
@@ -308,31 +291,30 @@ class _Asked:
     """The impressions of a bucket, in order of the group's key and time."""
 
     def __init__(self, impressions: Events, zone: zoneinfo.ZoneInfo | None):
-        self._all = impressions
+        self.all = impressions
         self._zone = zone
-        self.times = impressions.times
-        first, self.order, self.times = self._number([0], None)
+        first = self._number([0], None)
+        self.order, self.times = first.rows, first.times
         self._keys: dict[tuple[int, ...], _Key] = {(0,): first}
         self._bounds: dict[tuple[Span, int], tuple[np.ndarray, np.ndarray]] = {}
 
     def key(self, at: Sequence[int]) -> _Key:
         if tuple(at) not in self._keys:
-            key, order, _ = self._number(at, self.order)
-            self._keys[tuple(at)] = replace(key, order=order)
+            self._keys[tuple(at)] = self._number(at, self.order)
         return self._keys[tuple(at)]
 
-    def _number(
-        self, at: Sequence[int], rows: np.ndarray | None
-    ) -> tuple[_Key, np.ndarray, np.ndarray]:
-        """A key, the order of ``rows`` by it and time, and the times in this order."""
-        hashes = _mixed(self._all.keys, at)
+    def _number(self, at: Sequence[int], rows: np.ndarray | None) -> _Key:
+        """A key of ``rows``, or of all."""
+        hashes, times = _mixed(self.all.keys, at), self.all.times
         if rows is not None:
-            hashes = hashes.take(rows)
+            hashes, times = hashes.take(rows), self.times
         index = index_new(index_capacity(max(len(hashes), 1)))
         ids, new = np.empty((2, len(hashes)), np.int64)
         count, _ = index_insert(index, hashes, 0, ids, new)
-        order, ids, times = sorted_events(ids, self.times)
-        return _Key(None, ids, index, count), order, times
+        order, ids, times = sorted_events(ids, times)
+        if rows is None:
+            return _Key(None, order, ids, times, index, count)
+        return _Key(order, rows.take(order), ids, times, index, count)
 
     @cached_property
     def days(self) -> np.ndarray:
@@ -369,18 +351,29 @@ class _Stream:
 class _Past:
     """The events of a source that share a key with an impression."""
 
-    def __init__(self, key: _Key, source: Source, events: Events, at: Sequence[int], values: By):
+    def __init__(
+        self,
+        asked: _Asked,
+        key: _Key,
+        source: Source,
+        events: Events,
+        at: Sequence[int],
+        values: By,
+    ):
         self.source = source
         self._names = values
         self._count = key.count
         self._events = events
-        ids = np.empty(len(events.times), np.int64)
-        index_find(key.index, _mixed(events.keys, at), ids)
-        times, there = events.times, np.flatnonzero(ids >= 0)
-        if len(there) < len(ids):
-            ids, times = ids.take(there), times.take(there)
-        order, self._ids, self._times = sorted_events(ids, times)
-        self._chosen = there.take(order) if len(there) < len(events.times) else order
+        if events is asked.all:
+            self._chosen, self._ids, self._times = key.rows, key.ids, key.times
+        else:
+            ids = np.empty(len(events.times), np.int64)
+            index_find(key.index, _mixed(events.keys, at), ids)
+            times, there = events.times, np.flatnonzero(ids >= 0)
+            if len(there) < len(ids):
+                ids, times = ids.take(there), times.take(there)
+            order, self._ids, self._times = sorted_events(ids, times)
+            self._chosen = there.take(order) if len(there) < len(events.times) else order
         self._masks = events.masks.take(self._chosen)
         self._streams: dict[Filter, _Stream] = {}
 
@@ -403,22 +396,10 @@ class _Past:
         return stream.values[column]
 
 
-class _Room:
-    """Where lists are made: the pool that takes them, and room for work that fits all texts."""
-
-    def __init__(self, pool: Pool, texts: Ranked):
-        self.pool, self.texts = pool, texts
-        count = len(texts.starts)
-        self.counts = np.zeros(count, np.int32)
-        self.seen = np.full(count, -1, np.int64)
-        self.ranks, self.other = np.empty((2, count), np.int64)
-        self.stamp = 0
-
-
 class _Work:
     """Computes the windows over one source by one key."""
 
-    def __init__(self, asked: _Asked, key: _Key, past: _Past, room: _Room):
+    def __init__(self, asked: _Asked, key: _Key, past: _Past, room: WorkRoom):
         self._asked, self._key, self._past, self._room = asked, key, past, room
 
     def put(self, window: Window, begins: np.ndarray, stops: np.ndarray) -> None:
@@ -468,27 +449,22 @@ class _Work:
         begins: np.ndarray,
         stops: np.ndarray,
     ) -> None:
-        room, texts, pool = self._room, self._room.texts, self._room.pool
-        given: tuple[object, ...]
-        kernel: Any
-        if window.most is None:
-            kernel, given = distinct_lists, (room.seen, room.stamp, room.ranks)
-            room.stamp += len(low) + 1
-        else:
-            kernel, given = top_lists, (room.counts, room.ranks, room.other, window.most)
+        room = self._room
         first = 0
-        while True:
-            first, pool.size = kernel(
-                first, low, high, values, texts.data, texts.starts, texts.ends, *given,
-                pool.data, pool.size, begins, stops,
-            )  # fmt: skip
-            if first == len(low):
-                return
-            pool.grow()
+        while first < len(low):
+            given = low[first:], high[first:], values, room.texts
+            to = room.pool, room.size, begins[first:], stops[first:]
+            if window.most is None:
+                done, room.size = distinct_lists(*given, *to)
+            else:
+                done, room.size = top_lists(*given, window.most, *to)
+            first += done
+            if first < len(low):
+                room.grow()
 
     def _numbers(
         self, counts: np.ndarray, hits: np.ndarray, plus: int, begins: np.ndarray, stops: np.ndarray
     ) -> None:
-        pool = self._room.pool
-        pool.make_room(len(counts) * NUMBER_BYTES)
-        pool.size = put_numbers(counts, hits, plus, pool.data, pool.size, begins, stops)
+        room = self._room
+        room.make_room(len(counts) * NUMBER_BYTES)
+        room.size = put_numbers(counts, hits, plus, room.pool, room.size, begins, stops)

@@ -36,6 +36,18 @@ def move_wide(typingctx, to, at):
 
 
 @intrinsic
+def put_word(typingctx, to, word):
+    """Write the eight bytes of a word, uint64, to an address, the lowest one first."""
+
+    def codegen(context, builder, signature, args):
+        kind = ir.IntType(64).as_pointer()
+        builder.store(args[1], builder.inttoptr(args[0], kind), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.uint64), codegen
+
+
+@intrinsic
 def move_many(typingctx, to, at, count):
     """Copy ``count`` bytes from one address to another; they do not overlap."""
 

@@ -15,7 +15,7 @@ TAB = np.uint8(9)
 AHEAD = 8
 """Rows between asking for the text of a row and copying it."""
 
-BLOCK = 16
+BLOCK = 256
 """Rows whose fields are fetched together."""
 
 LINE = 64
@@ -125,7 +125,7 @@ def rows_text(
                 size = np.int64(fields[row, c, 1]) - begin
                 copy_text(source + begin, source_end, target + at, target_end, size)
                 at += size
-                out[at] = TAB
+                out[np.uint64(at)] = TAB
                 at += 1
                 inside = not closes[c]
                 c += 1

@@ -11,7 +11,7 @@ from ctrps.kernels.bits import digits_before, eight_bytes, number_before, traili
 from ctrps.kernels.copying import copy_text
 from ctrps.kernels.keys import mix
 from ctrps.kernels.vectors import address, prefetch, whole
-from ctrps.kernels.words import equal_bytes, hash_field
+from ctrps.kernels.words import equal_bytes, hash_spans
 
 _MINUS, _ZERO, _NINE = (np.uint8(ord(c)) for c in "-09")
 TAB, NEWLINE = np.uint8(9), np.uint8(10)
@@ -20,6 +20,9 @@ _U1 = np.uint64(1)
 
 AHEAD = 8
 """Lines between asking for what a line needs and using it."""
+
+_HASHED = 512
+"""Fields that are hashed together."""
 
 _TENS = np.array([10**e for e in range(9)], np.int64)
 
@@ -97,8 +100,13 @@ def hash_fields(data, starts, ends, out):
         Field i is ``data[starts[i]:ends[i]]``.
     out : uint64[n], written
     """
-    for i in range(starts.shape[0]):
-        out[i] = hash_field(data, np.uint64(starts[i]), np.uint64(ends[i]))
+    sizes = np.empty(min(starts.shape[0], _HASHED), np.uint32)
+    for first in range(0, starts.shape[0], _HASHED):
+        last = min(first + _HASHED, starts.shape[0])
+        for i in range(first, last):
+            out[i] = starts[i]
+            sizes[i - first] = ends[i] - starts[i]
+        hash_spans(data, out[first:last], sizes[: last - first])
 
 
 @njit(cache=True, nogil=True)
