@@ -87,7 +87,7 @@ def short_texts(data, starts, ends, out):
 
 
 @njit(cache=True, nogil=True, inline="always")
-def put_text(texts, rank, target, target_end):
+def _put_text(texts, rank, target, target_end):
     """Write the text of a rank, and maybe up to WORD bytes in all, to an address.
 
     Return where it ends. The caller guarantees room for it, and for WORD bytes.
@@ -115,7 +115,7 @@ def _put_texts(ranks, count, texts, pool, at):
     base = address(pool)
     to, end = base + at, base + pool.shape[0]
     for i in range(count):
-        to = put_text(texts, ranks[i], to, end)
+        to = _put_text(texts, ranks[i], to, end)
         pool[np.uint64(to - base)] = COMMA
         to += 1
     return to - base - min(count, 1)
