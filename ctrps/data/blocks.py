@@ -12,10 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ctrps.data.badrows import BadRows
+from ctrps.data.numbers import fewer_numbers, narrow, narrowed
 from ctrps.data.program import Extractor
 from ctrps.data.rows import Ids, texts_joined
 from ctrps.data.sampletext import SampleText
-from ctrps.data.shards import BITS, Block, fewer_numbers, narrow, narrowed
+from ctrps.data.shards import BITS, Block
 from ctrps.kernels import numbering as kernel
 from ctrps.kernels.csr import take_numbers
 from ctrps.kernels.gather import copy_lines, line_ends

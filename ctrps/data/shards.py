@@ -26,10 +26,11 @@ from typing import Any, Self
 import numpy as np
 
 from ctrps.codec import CodecError, FileDigest, FrameFile, FrameFileWriter
+from ctrps.data.numbers import fewer_numbers, narrow, narrowed
 from ctrps.data.rows import MAX_NAMES, Ids, Rows, Schema, joined, widened
 from ctrps.errors import DataError
 from ctrps.kernels import sketch
-from ctrps.kernels.csr import dedup_keys, drop_numbers, take_numbers
+from ctrps.kernels.csr import dedup_keys, take_numbers
 from ctrps.kernels.keys import grouped, index_capacity
 
 KIND = "shard"
@@ -98,11 +99,6 @@ class KeyNumbers:
         local = self._local[: len(keys)]
         count = dedup_keys(keys, self._index[:capacity], self._distinct, local)
         return self._distinct[:count], local
-
-
-def narrow(keys: int) -> type[np.unsignedinteger]:
-    """The type of numbers of so many keys."""
-    return np.uint16 if keys <= 1 << 16 else np.uint32
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,34 +185,6 @@ class Block:
         )
         if not good:
             raise DataError("the arrays of a block do not fit each other")
-
-
-def fewer_numbers(
-    local: np.ndarray, counts: np.ndarray, kept: np.ndarray, places: np.ndarray | None = None
-) -> np.ndarray:
-    """The numbers of keys in rows, only of those that stay, numbered anew.
-
-    Parameters
-    ----------
-    local : uint16, uint32 or int32[nnz]
-    counts : [rows, slots], changed
-        Keys of each row and slot.
-    kept : bool[k]
-    places : uint16 or uint32[k]
-        Where in ``kept`` each number's key is, if not where the number says.
-    """
-    stay = np.flatnonzero(kept)
-    number = np.full(len(kept), -1, np.int32)
-    number[stay] = np.arange(len(stay), dtype=np.int32)
-    if places is not None:
-        number = number[places]
-    fewer = np.empty(len(local), narrow(len(stay)))
-    return fewer[: drop_numbers(local, counts, number, fewer)]
-
-
-def narrowed(counts: np.ndarray) -> np.ndarray:
-    """Counts in the narrowest type that holds them; a copy."""
-    return counts.astype(np.min_scalar_type(int(counts.max(initial=0))))
 
 
 def _is(array: np.ndarray, dtype: str, *shape: int) -> bool:

@@ -9,9 +9,9 @@ from numba import njit
 
 from ctrps.kernels.bits import digits_before, eight_bytes, number_before, trailing_zeros
 from ctrps.kernels.copying import copy_text
-from ctrps.kernels.keys import mix
+from ctrps.kernels.keys import mix, xxh64
 from ctrps.kernels.vectors import address, prefetch, whole
-from ctrps.kernels.words import equal_bytes, hash_spans
+from ctrps.kernels.words import equal_bytes, hash_short
 
 _MINUS, _ZERO, _NINE = (np.uint8(ord(c)) for c in "-09")
 TAB, NEWLINE = np.uint8(9), np.uint8(10)
@@ -102,11 +102,18 @@ def hash_fields(data, starts, ends, out):
     """
     sizes = np.empty(min(starts.shape[0], _HASHED), np.uint32)
     for first in range(0, starts.shape[0], _HASHED):
-        last = min(first + _HASHED, starts.shape[0])
-        for i in range(first, last):
-            out[i] = starts[i]
-            sizes[i - first] = ends[i] - starts[i]
-        hash_spans(data, out[first:last], sizes[: last - first])
+        some = range(first, min(first + _HASHED, starts.shape[0]))
+        for i in some:
+            size = ends[i] - starts[i]
+            short = size < 8 and starts[i] + 8 <= data.shape[0]
+            sizes[i - first] = size if short else 8
+            out[i] = eight_bytes(data, np.uint64(starts[i])) if short else np.uint64(0)
+        # Nothing here that keeps a compiler from using vectors: no branch, no other memory.
+        for i in some:
+            out[i] = hash_short(out[i], np.uint64(sizes[i - first]))
+        for i in some:
+            if sizes[i - first] == 8:
+                out[i] = xxh64(data, np.uint64(starts[i]), np.uint64(ends[i]), np.uint64(0))
 
 
 @njit(cache=True, nogil=True)
