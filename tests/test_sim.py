@@ -1,7 +1,7 @@
 """Whole jobs on the simulated cluster: any faults, and the same bits or a named reason.
 
-An ordinary run takes 120 seeds of each mode with messages lost and workers killed, 60 with any
-process killed, and 24 of what ends a job; ``CTRPS_SIM_SEEDS=2000`` takes more. A failure names its
+An ordinary run takes 80 seeds of each mode with messages lost and workers killed, 40 with any
+process killed, and 16 of what ends a job; ``CTRPS_SIM_SEEDS=2000`` takes more. A failure names its
 seed; ``Cluster(Setup.drawn(seed))`` plays the same history again. The other modes are in
 ``test_sim_async``.
 """
@@ -28,7 +28,7 @@ from tests.simaudit import AuditedServer
 from tests.simaudit import AuditedStepwise as Stepwise
 from tests.simjob import Data, Setup, changed, names_of_plan, plain
 
-SEEDS = int(os.environ.get("CTRPS_SIM_SEEDS", "120"))
+SEEDS = int(os.environ.get("CTRPS_SIM_SEEDS", "80"))
 CHUNKS = 10
 
 

@@ -1,7 +1,7 @@
 """Whole jobs in async, ssp and semi mode: each batch in each partition once, whatever happens.
 
 What these modes promise is not bits but counts, so the integer counter must be that of the plan,
-and so must the ledger that ``simaudit`` keeps beside each partition. An ordinary run takes 200
+and so must the ledger that ``simaudit`` keeps beside each partition. An ordinary run takes 80
 seeds of each mode, ``CTRPS_SIM_SEEDS=2000`` takes 2000; ``Cluster(Setup.drawn(seed, mode))`` plays
 a failure again.
 """
