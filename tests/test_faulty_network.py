@@ -37,7 +37,7 @@ def test_a_relay_doubles_drops_and_reorders_what_comes_by():
     with (
         closing(Transport("s", ("127.0.0.1", 0), role="server")) as server,
         closing(Transport("w")) as worker,
-        relay.Relay(3, faults) as between,
+        closing(relay.Relay(3, faults)) as between,
     ):
         worker.connect("server", between.start(server.address))
         for number in range(SENT):
@@ -64,11 +64,12 @@ def test_a_relay_doubles_drops_and_reorders_what_comes_by():
 
 
 def test_a_relay_stands_for_the_servers_that_register_through_it():
+    quiet = relay.Faults(drop=0.0, double=0.0, window=1, delay_s=0.0)
     told = ("server", -1, "job", "", "", "s", "127.0.0.1:7", False)
     with (
         closing(Transport("s", ("127.0.0.1", 0), role="scheduler")) as scheduler,
         closing(Transport("n")) as node,
-        relay.Relay(1, relay.Faults(drop=0.0, double=0.0, window=1, delay_s=0.0)) as between,
+        closing(relay.Relay(1, quiet)) as between,
     ):
         address = between.start(scheduler.address)
         node.connect("scheduler", address)
@@ -107,7 +108,7 @@ def test_a_node_that_died_is_started_again_and_one_that_ended_is_not(tmp_path):
         settings, folder = (), tmp_path
 
     assert 1 in DIED and 4 not in DIED and 0 not in DIED
-    with Nodes(Started()) as nodes:
+    with closing(Nodes(Started())) as nodes:
         for name, status in (("died", 137), ("ended", 4), ("scheduler", 0)):
             nodes.start(name, "--help", [], ["sh", "-c", f"echo once; exit {status}"])
         for process in nodes._running.values():

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +160,7 @@ def cluster(folder: Path, settings: list[str], rows: int, passes: int) -> Iterat
     counts = [f"cluster.servers={SERVERS}", f"cluster.workers={WORKERS}"]
     limits = [f"cluster.give_up_s={GIVE_UP_S:g}", f"cluster.start_timeout_s={GIVE_UP_S:g}"]
     job = Job(folder, rows, passes, [*settings, *counts, *limits, f"cluster.key_file={key}"])
-    with Network(["scheduler", *servers, *workers]) as network, Nodes(job) as nodes:
+    with Network(["scheduler", *servers, *workers]) as network, closing(Nodes(job)) as nodes:
         scheduler = [f"cluster.scheduler={network.address('scheduler')}:{PORT}"]
         for node in network.nodes:
             bind = [f"cluster.server_bind={network.address(node)}:0"]

@@ -5,8 +5,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from benchmarks.faults.jobs import LAST_WORDS_S, Job, plain_environment, wait
 from ctrps.ps.member import FENCED
@@ -16,7 +15,7 @@ DIED = {1, *range(134, 140)}
 
 
 class Nodes:
-    """The nodes of a job; a context manager that leaves none behind.
+    """The nodes of a job; ``close`` leaves none behind.
 
     Parameters
     ----------
@@ -32,15 +31,8 @@ class Nodes:
         self._commands: dict[str, list[str]] = {}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Kill those that still run."""
         for process in self._running.values():
             process.kill()
             process.wait()

@@ -9,11 +9,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import zmq
 
@@ -67,7 +67,7 @@ class Link:
 
 
 class Relay:
-    """Listens for nodes in place of the scheduler and of all servers; a context manager.
+    """Listens for nodes in place of the scheduler and of all servers, until ``close``.
 
     What a server says of its address is changed on the way, so that all others come here too.
     Offers of shared memory are thrown away: what goes through memory does not come by.
@@ -100,21 +100,14 @@ class Relay:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
-    def __enter__(self) -> Self:
-        return self
-
     def start(self, scheduler: str) -> str:
         """Begin to relay; returns the address for nodes that look for this scheduler."""
         address = self._front(scheduler)
         self._thread.start()
         return address
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End, with what is still held."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -213,7 +206,7 @@ def relayed(folder: Path, mode: str, replicas: int, seed: int, rows: int) -> dic
     settings += [f"cluster.servers={SERVERS}", f"cluster.workers={WORKERS}"]
     settings += ["train.batch_rows=8", "train.window=2", "train.lanes=192", "train.staleness=64"]
     job = Job(folder, rows, 1, settings)
-    with Relay(seed, Faults()) as relay, Nodes(job) as nodes:
+    with closing(Relay(seed, Faults())) as relay, closing(Nodes(job)) as nodes:
         nodes.start("scheduler", "scheduler", [])
         known = job.run / "scheduler.json"
         wait(lambda: known.exists() or nodes.over(), "a scheduler")
