@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import os
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -13,12 +14,25 @@ from ctrps.data.badrows import BadRows
 from ctrps.data.convert import expand, to_shards
 from ctrps.data.detect import detect
 from ctrps.data.formats import TextSettings, open_rows, read_rows
+from ctrps.data.reading import PAIRS
 from ctrps.data.shards import Schema, Shard, ShardWriter, joined
 from ctrps.data.textfile import TextFile
 from ctrps.errors import ConfigError, DataError
 from ctrps.kernels.keys import key_of
 
 CSV = TextSettings(format="csv")
+
+FIRST = {
+    "libffm": b"1 1:1:",
+    "vw": b"1 |a b:",
+    "slots": b"label:1 a:",
+    "signs": b"1:label ",
+    "csv": b"label,a\n1,",
+    "tsv": b"label\ta\n1\t",
+    "criteo": b"1\t",
+    "jsonl": b'{"label": 1, "a": 2}\n{"label": ',
+}
+"""How a row begins that may go on and on, behind a header where there is one."""
 
 
 def write(path, content):
@@ -227,6 +241,25 @@ def test_a_row_without_end_is_refused(tmp_path, monkeypatch):
     path = write(tmp_path / "a.csv", 'label,c\n1,"' + "x" * 5000)
     with pytest.raises(DataError, match=r"a.csv:2: a row of more than"):
         read(path, chunk_bytes=100)
+
+
+@pytest.mark.parametrize("form", [*PAIRS, "csv", "tsv", "criteo", "jsonl"])
+@pytest.mark.parametrize("labels", ["required", "none"])
+def test_a_row_without_end_is_refused_before_it_takes_much_room(
+    tmp_path, monkeypatch, form, labels
+):
+    """Room that is asked for counts, used or not: a machine may refuse it."""
+    most = 1 << 20
+    monkeypatch.setattr("ctrps.data.textfile.MAX_ROW_BYTES", most)
+    text = FIRST.get(form, b"1 ") + b"1" * (5 * most)
+    how = TextSettings(form, labels=labels)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=r"a row of more than 1 MiB begins here"):
+            read(write(tmp_path / "a", text), how, chunk_bytes=most // 8)
+        assert tracemalloc.get_traced_memory()[1] < 32 * most
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ctrps.data.reading import room_to_ask
 from ctrps.kernels import fields, pairs, text, textout
 from ctrps.kernels.keys import hash_text
 from tests import naive_formats as naive
@@ -25,7 +26,7 @@ def libffm(data: bytes, final: bool, mode: int, bad_room: int = 100):
     slots = np.empty(len(data) // 6 + 1, np.int32)
     keys, values = np.empty(len(slots), np.uint64), np.empty(len(slots), np.float32)
     sizes, labels = np.empty(len(data) // 2 + 1, np.int32), np.empty(len(data) // 2 + 1, np.float32)
-    bad, asked = np.empty((bad_room, 3), np.int64), np.empty((len(slots), 3), np.int64)
+    bad, asked = np.empty((bad_room, 3), np.int64), room_to_ask(len(data))
     at, rows, nnz, wrong, _ = pairs.libffm_rows(
         buffer(data), final, mode, slots, keys, values, sizes, labels, bad, asked
     )
@@ -67,7 +68,7 @@ def vw(data: bytes, final: bool, mode: int, tagged: bool, known=(), room=100):
     names, places = np.zeros(room, np.uint64), np.empty((room, 2), np.int64)
     names[: len(known)] = [hash_text(name) for name in known]
     slots, keys = np.empty(size, np.int32), np.empty(size, np.uint64)
-    numbers, asked = np.empty((2, size), np.float32), np.empty((2 * size, 3), np.int64)
+    numbers, asked = np.empty((2, size), np.float32), room_to_ask(len(data))
     sizes, labels = np.empty(size, np.int32), np.empty(size, np.float32)
     tags, bad = np.empty((size, 2), np.int32), np.empty((100, 3), np.int64)
     at, rows, nnz, wrong, asks, count = pairs.vw_rows(

@@ -1,5 +1,6 @@
 """Kernels that read text against their twins: numbers, libsvm rows, fields of tables."""
 
+import itertools
 import math
 import struct
 
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
+from ctrps.data.reading import room_to_ask
 from ctrps.kernels import bits, fields, text
 from ctrps.kernels.keys import hash_text, namespace
 from tests import naive_data as naive
@@ -68,6 +70,13 @@ def test_a_number_in_the_middle_of_two_float32_is_asked_for():
     assert number(b"16777217")[0] == text.GOOD
 
 
+def test_no_number_below_four_bytes_is_asked_for():
+    """``room_to_ask`` has room for one in five bytes of text, separator included."""
+    for length in range(1, 4):
+        for written in itertools.product(b"0123456789.e+-", repeat=length):
+            assert number(bytes(written))[0] != text.INEXACT
+
+
 @few
 @given(st.text("0123456789.e+- ", max_size=12))
 def test_any_mixture_of_digits_and_signs_is_read_as_the_twin_reads_it(written):
@@ -119,7 +128,7 @@ def libsvm(data: bytes, final: bool, mode: int, bad_room: int = 100):
     size = len(data)
     keys, values = np.empty(size // 4 + 1, np.uint64), np.empty(size // 4 + 1, np.float32)
     counts, labels = np.empty(size // 2 + 1, np.int32), np.empty(size // 2 + 1, np.float32)
-    bad, asked = np.empty((bad_room, 3), np.int64), np.empty((len(keys), 3), np.int64)
+    bad, asked = np.empty((bad_room, 3), np.int64), room_to_ask(size)
     at, rows, nnz, wrong, _ = text.libsvm_rows(
         buffer(data), final, mode, keys, values, counts, labels, bad, asked
     )
@@ -203,7 +212,7 @@ def test_reading_goes_on_where_the_table_of_bad_rows_was_full():
 def test_a_bad_row_takes_back_the_numbers_it_had_asked_for():
     data = b"1 1:16777217.000000000000000001 2:x\n1 3:16777217.000000000000000001\n"
     keys, values = np.empty(20, np.uint64), np.empty(20, np.float32)
-    bad, asked = np.empty((5, 3), np.int64), np.empty((20, 3), np.int64)
+    bad, asked = np.empty((5, 3), np.int64), room_to_ask(len(data))
     counts, labels = np.empty(40, np.int32), np.empty(40, np.float32)
     found = text.libsvm_rows(buffer(data), True, 0, keys, values, counts, labels, bad, asked)
     assert found == (len(data), 1, 1, 1, 1)

@@ -12,7 +12,16 @@ from dataclasses import replace
 import numpy as np
 
 from ctrps.data.badrows import BadRows
-from ctrps.data.reading import BAD_PER_CALL, LABELS, REASONS, TextSettings, ask, reject, texts
+from ctrps.data.reading import (
+    BAD_PER_CALL,
+    LABELS,
+    REASONS,
+    TextSettings,
+    ask,
+    reject,
+    room_to_ask,
+    texts,
+)
 from ctrps.data.rows import Ids, Rows, Schema
 from ctrps.data.textfile import TextFile
 from ctrps.errors import ConfigError
@@ -46,7 +55,7 @@ class LibsvmReader:
             size = len(file.buffer)
             keys = np.empty(size // 4 + 1, np.uint64)
             values = np.empty(len(keys), np.float32)
-            asked = np.empty((len(keys), 3), np.int64)
+            asked = room_to_ask(size)
             counts = np.empty(size // 2 + 1, np.int32)
             labels = np.empty(len(counts), np.float32)
             done, rows, nnz, wrong, asks = text.libsvm_rows(
@@ -110,7 +119,7 @@ class LibffmReader:
             slots = np.empty(size // 6 + 1, np.int32)
             keys = np.empty(len(slots), np.uint64)
             values = np.empty(len(slots), np.float32)
-            asked = np.empty((len(slots), 3), np.int64)
+            asked = room_to_ask(size)
             sizes = np.empty(size // 2 + 1, np.int32)
             labels = np.empty(len(sizes), np.float32)
             done, rows, nnz, wrong, asks = pairs.libffm_rows(
@@ -161,7 +170,7 @@ class VwReader:
         for _ in _chunks(file):
             size = len(file.buffer) // 2 + 1
             slots, keys = np.empty(size, np.int32), np.empty(size, np.uint64)
-            numbers, asked = np.empty((2, size), np.float32), np.empty((2 * size, 3), np.int64)
+            numbers, asked = np.empty((2, size), np.float32), room_to_ask(len(file.buffer))
             sizes, labels = np.empty(size, np.int32), np.empty(size, np.float32)
             tags = np.empty((size, 2), np.int32)
             done, rows, nnz, wrong, asks, known = pairs.vw_rows(

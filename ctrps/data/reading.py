@@ -141,6 +141,18 @@ class Reader(Protocol):
     def __iter__(self) -> Iterator[Rows]: ...
 
 
+def room_to_ask(text_bytes: int) -> np.ndarray:
+    """Places for all numbers of a text that ``ask`` may have to read.
+
+    Below four bytes, as 1e23 has, every number is exact, and something stands in front of each.
+
+    Returns
+    -------
+    int32[text_bytes // 5 + 1, 3]
+    """
+    return np.empty((text_bytes // 5 + 1, 3), np.int32)
+
+
 def ask(file: TextFile, values: np.ndarray, asked: np.ndarray) -> None:
     """Numbers in the middle between two float32, by the long way."""
     for at, start, end in asked.tolist():

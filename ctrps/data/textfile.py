@@ -213,8 +213,9 @@ class TextFile:
             what = f"a row of more than {MAX_ROW_BYTES >> 20} MiB begins here"
             hint = "is a quote not closed, or is this another format than was named?"
             raise DataError(what, where=f"{self.name}:{self.line}", hint=hint, id="E-DATA-ROW")
-        # At least as much as there is, or a long row would be read once per chunk of it.
-        self._fill(max(self._chunk_bytes, rest))
+        # As much again as there is, or a long row would be read once per chunk of it; but readers
+        # make room by the size of the buffer, so no more than shows that a row is too long.
+        self._fill(max(self._chunk_bytes, min(rest, MAX_ROW_BYTES + 1 - rest)))
 
     def _rewind(self) -> None:
         self._mark, self._mark_line, self._line_start = self._start, self.line, self._start

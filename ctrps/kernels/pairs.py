@@ -63,7 +63,7 @@ def libffm_rows(buf, final, mode, slots, keys, values, sizes, labels, bad, asked
         r >= n // 2 + 1; keys of a row, and its label or NaN.
     bad : int64[b, 3], written, b >= 1
         Reason (LABEL, TRIPLE) and borders of the first bad piece of a row.
-    asked : int64[m, 3], written
+    asked : int32[n // 5 + 1, 3], written
         As there.
 
     Returns
@@ -171,7 +171,7 @@ def vw_rows(
     bad : int64[b, 3], written, b >= 1
         Reason (LABEL, HEAD, TAG, NAMESPACE, WORD, MANY) and borders of the
         first bad piece of a row.
-    asked : int64[2 * m, 3], written
+    asked : int32[n // 5 + 1, 3], written
         Position in ``numbers`` taken as one row, and borders of INEXACT numbers.
 
     Returns

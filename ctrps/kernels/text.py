@@ -227,7 +227,7 @@ def libsvm_rows(buf, final, mode, keys, values, counts, labels, bad, asked):
         r >= n // 2 + 1; features of a row, and its label or NaN.
     bad : int64[b, 3], written, b >= 1
         Reason and borders in ``buf`` of the first bad piece of a row.
-    asked : int64[m, 3], written
+    asked : int32[n // 5 + 1, 3], written
         Position in ``values`` and borders in ``buf`` of numbers that are
         INEXACT (see ``parse_number``); ``values`` holds a neighbour.
 
