@@ -50,7 +50,10 @@ def send_twice() -> None:
         if isinstance(message, Push):
             keys = self.asked.find(peer, message.asked) or message.keys
             new.append((peer, replace(message, keys=keys, asked=-1)))
-        return take(self, peer, message, now)
+        before, effects = self.view, take(self, peer, message, now)
+        if self.view == before or self.mode is None:
+            return effects
+        return effects + again(self, old, now)  # there was no checkpoint to go back to
 
     def again(self: Server, sent: Iterable[tuple[Peer, Push]], now: float) -> Effects:
         return [effect for peer, push in sent for effect in take(self, peer, push, now)]
