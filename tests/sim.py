@@ -563,6 +563,11 @@ class Cluster:
 
     # -- results --------------------------------------------------------------------------------
 
+    def patient(self) -> "Cluster":
+        """The same, for the dead that are found after 30 s and replaced 40 s later, one by one."""
+        self.limits = replace(self.limits, give_up_s=400.0)
+        return self
+
     @property
     def servers(self) -> list[AuditedServer]:
         """The servers of the newest view, dead or alive."""

@@ -314,6 +314,25 @@ def changed(setup: Setup, **values) -> Setup:
     return replace(setup, faults=replace(setup.faults, **faults), **values)
 
 
+def crashing(seed: int, replicas: int, *, leaves: bool = False, rows: int | None = None) -> Setup:
+    """A job of any mode but semi whose processes are killed, whatever they are.
+
+    With ``leaves`` some nodes are asked to leave, too; with ``rows`` the job has no more of them.
+    """
+    rng = random.Random(f"crashes {seed}")
+    faults = {
+        "kill_role": "any",
+        "crashes": rng.randint(1, 5),
+        "later_s": rng.choice([0.0, 30.0]),
+        "delays": (0.1, 40.0),
+        "leaves": rng.randint(1, 3) if leaves else 0,
+    }
+    setup = Setup.drawn(seed, ("sync", "async", "ssp")[seed % 3])
+    if rows is not None and len(setup.data.labels) > rows:
+        setup = changed(setup, data=Data.drawn(random.Random(seed), rows, 60))
+    return changed(setup, faults=faults, replicas=replicas)
+
+
 def plain(rows: int = 40, **values) -> Setup:
     """A job of two servers, two workers and four lanes on a network without faults."""
     rng = random.Random(rows)

@@ -5,7 +5,6 @@ Single machines first, then simulated jobs with all other faults, then processes
 
 import random
 import re
-from dataclasses import replace
 from signal import SIGINT, SIGTERM
 
 import pytest
@@ -252,8 +251,7 @@ def test_nodes_leave_at_any_time(seeds):
         mode = ("sync", "async", "ssp")[seed % 3]
         setup = changed(Setup.drawn(seed, mode), faults=faults, replicas=seed % 2)
         with named(setup):
-            cluster = Cluster(setup)
-            cluster.limits = replace(cluster.limits, give_up_s=400.0)  # for one after the other
+            cluster = Cluster(setup).patient()
             cluster.run()
             verify(cluster)
             for node in (cluster.processes[name] for name in cluster.asked):

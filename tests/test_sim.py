@@ -3,7 +3,7 @@
 An ordinary run takes 80 seeds of each mode with messages lost and workers killed, 40 with any
 process killed, and 16 of what ends a job; ``CTRPS_SIM_SEEDS=2000`` takes more. A failure names its
 seed; ``Cluster(Setup.drawn(seed))`` plays the same history again. The other modes are in
-``test_sim_async``.
+``test_sim_async``. ``python -m tests.simulate 0 10000`` plays as many with any process killed.
 """
 
 import itertools
@@ -26,7 +26,7 @@ from ctrps.ps.worker import Worker
 from tests.sim import Cluster, verify
 from tests.simaudit import AuditedServer
 from tests.simaudit import AuditedStepwise as Stepwise
-from tests.simjob import Data, Setup, changed, names_of_plan, plain
+from tests.simjob import Data, Setup, changed, crashing, names_of_plan, plain
 
 SEEDS = int(os.environ.get("CTRPS_SIM_SEEDS", "80"))
 CHUNKS = 10
@@ -66,19 +66,9 @@ def test_any_cluster_ends_with_the_bits_of_one_process(seeds):
 @chunks(SEEDS // 2)
 def test_any_crashes_are_survived(seeds, replicas):
     for seed in seeds:
-        mode = ("sync", "async", "ssp")[seed % 3]
-        rng = random.Random(f"crashes {seed}")
-        faults = {
-            "kill_role": "any",
-            "crashes": rng.randint(1, 5),
-            "later_s": rng.choice([0.0, 30.0]),
-            "delays": (0.1, 40.0),
-        }
-        setup = changed(Setup.drawn(seed, mode), faults=faults, replicas=replicas)
+        setup = crashing(seed, replicas)
         with named(setup):
-            cluster = Cluster(setup)
-            # The dead are found after up to 30 s and replaced up to 40 s later, one by one.
-            cluster.limits = replace(cluster.limits, give_up_s=400.0)
+            cluster = Cluster(setup).patient()
             scheduler = cluster.run()
             verify(cluster)
             assert scheduler.machine.trained_rows == setup.passes * len(setup.data.labels)
