@@ -22,7 +22,7 @@ from ctrps.ps.worker import Worker
 from ctrps.runtime.watch import snapshot
 from tests.procs import read_lines, trained
 from tests.sim import Cluster, verify
-from tests.simjob import Setup, changed, plain
+from tests.simjob import any_job, changed, plain
 from tests.test_cluster import data, job, lab, mid_run, results
 from tests.test_launch import Bench
 from tests.test_machines import (
@@ -249,7 +249,7 @@ def test_nodes_leave_at_any_time(seeds):
             "delays": (0.1, 20.0),
         }
         mode = ("sync", "async", "ssp")[seed % 3]
-        setup = changed(Setup.drawn(seed, mode), faults=faults, replicas=seed % 2)
+        setup = changed(any_job(seed, mode), faults=faults, replicas=seed % 2)
         with named(setup):
             cluster = Cluster(setup).patient()
             cluster.run()

@@ -17,7 +17,7 @@ from ctrps.ps.sight import FilesSeen, Sight
 from ctrps.ps.worker import Worker
 from ctrps.runtime.inputs import unseen
 from tests.sim import Cluster, verify
-from tests.simjob import Setup, changed, plain
+from tests.simjob import Setup, any_job, changed, plain
 from tests.test_machines import answers, identity, orders, status_of, training_scheduler
 from tests.test_sim import SEEDS, chunks, named
 from tests.test_view_leases import repeatable
@@ -180,7 +180,7 @@ def partly_blind(setup: Setup, rng: random.Random) -> Cluster:
 def test_any_cluster_of_which_some_see_only_some_files(mode, seeds):
     for seed in seeds:
         rng = random.Random(f"sight {mode} {seed}")
-        setup = changed(Setup.drawn(seed, mode), workers=rng.randint(2, 5))
+        setup = changed(any_job(seed, mode), workers=rng.randint(2, 5))
         if rng.random() < 0.5:
             setup = changed(setup, faults={"kill_role": "any", "crashes": rng.randint(1, 5)})
         with named(setup):

@@ -2,7 +2,7 @@
 
 What these modes promise is not bits but counts, so the integer counter must be that of the plan,
 and so must the ledger that ``simaudit`` keeps beside each partition. An ordinary run takes 80
-seeds of each mode, ``CTRPS_SIM_SEEDS=2000`` takes 2000; ``Cluster(Setup.drawn(seed, mode))`` plays
+seeds of each mode, ``CTRPS_SIM_SEEDS=2000`` takes 2000; ``Cluster(any_job(seed, mode))`` plays
 a failure again.
 """
 
@@ -20,7 +20,7 @@ from ctrps.ps.progress import NO_PROGRESS
 from ctrps.ps.semi import Held
 from tests.sim import Cluster, verify
 from tests.simaudit import AuditedArrival, AuditedSemi, AuditedServer
-from tests.simjob import Setup, changed, plain
+from tests.simjob import Setup, any_job, changed, plain
 from tests.test_sim import SEEDS, chunks, named
 
 MODES = ["async", "ssp", "semi"]
@@ -41,7 +41,7 @@ def check_staleness(cluster: Cluster) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_any_cluster_applies_every_batch_once(mode, seeds):
     for seed in seeds:
-        setup = Setup.drawn(seed, mode)
+        setup = any_job(seed, mode)
         with named(setup):
             cluster = Cluster(setup)
             cluster.run()
@@ -83,7 +83,7 @@ def in_parts(setup: Setup, rng: random.Random, how: str) -> list[Cluster]:
 @pytest.mark.parametrize("mode", MODES)
 def test_interrupted_jobs_go_on_exactly(mode, seeds):
     for seed in seeds:
-        setup = Setup.drawn(seed, mode)
+        setup = any_job(seed, mode)
         with named(setup):
             last = in_parts(setup, random.Random(f"interrupts {seed}"), "interrupt_at")[-1]
             verify(last)
@@ -94,7 +94,7 @@ def test_interrupted_jobs_go_on_exactly(mode, seeds):
 @pytest.mark.parametrize("mode", ["sync", *MODES])
 def test_killed_jobs_go_on_from_the_newest_checkpoint(mode, seeds):
     for seed in seeds:
-        setup = changed(Setup.drawn(seed, mode), checkpoint_s=0.3)
+        setup = changed(any_job(seed, mode), checkpoint_s=0.3)
         with named(setup):
             verify(in_parts(setup, random.Random(f"kills {seed}"), "kill_at")[-1])
 
