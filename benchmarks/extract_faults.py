@@ -34,7 +34,7 @@ PASSES = {
     "windows": "samples.making/history/1-of-1",
     "lines": "samples.making/t*.tsv",
     "counting": "data.making/made_of.json",
-    "writing": "data.making/known.npy",
+    "writing": "data.making/*.shard*",
 }
 """Each pass, and what says that it has begun."""
 
@@ -52,6 +52,7 @@ class Extraction:
         self.begins = {}
         for name, sign in PASSES.items():
             watch(lambda s=sign, r=run: any(out.glob(s)) or ended(r), name)
+            assert not ended(run), f"nothing said that the pass {name} had begun"
             self.begins[name] = time.monotonic() - start
         assert run.wait(PATIENCE_S) == 0, "the undisturbed run failed"
         self.begins["end"] = time.monotonic() - start

@@ -157,7 +157,7 @@ def test_a_worker_that_leaves_is_not_lost_and_its_lanes_go_to_others():
     assert snapshot(scheduler, None, 1.0).missing == ""
     assert tell(scheduler, 1, 3) == ([], [stop]), "the first answer may be lost"
     assert not logs(scheduler.on_message("worker", Bye(1, 0, ""), 2.0)), "no death"
-    assert scheduler.poison.after_death([], 2.0) == [] and scheduler.phase is Phase.TRAINING
+    assert scheduler.poison.last == "" and scheduler.phase is Phase.TRAINING
     again = restarted(scheduler, 3.0)
     (stop,) = answers(again.on_message("worker", status_of(1, 9, leaves=True), 3.0))
     assert isinstance(stop, Orders) and stop.phase == "stop"

@@ -307,20 +307,62 @@ def test_a_pass_is_over_only_with_its_border_checkpoint(at_border):
 # -- poison -------------------------------------------------------------------------------------
 
 
+def died(poison: Poison, held: list[tuple[int, int]], now: float) -> list[tuple[int, int]]:
+    """One more worker, whose end was seen; the lanes are at the batches it held."""
+    poison.lost(round(10 * now), "killed", True, held, now)
+    return poison.found(now, dict(held).get)
+
+
 def test_only_deaths_at_one_and_the_same_batch_count():
-    poison = Poison(apart_s=1.5)
-    assert poison.after_death([(0, 1), (1, 1)], 0.0) == []
-    assert poison.after_death([(0, 2), (1, 1)], 2.0) == []
-    assert poison.after_death([(0, 2), (1, 1)], 4.0) == [(1, 1)]
+    poison = Poison(apart_s=1.5, silent_s=9.0)
+    assert died(poison, [(0, 1), (1, 1)], 0.0) == []
+    assert died(poison, [(0, 2), (1, 1)], 2.0) == []
+    assert died(poison, [(0, 2), (1, 1)], 4.0) == [(1, 1)]
     poison.clear()
-    assert [poison.after_death([(0, 2)], at) for at in (5, 7, 9)] == [[], [], [(0, 2)]]
+    assert [died(poison, [(0, 2)], at) for at in (5, 7, 9)] == [[], [], [(0, 2)]]
+    # Somebody got it done after all, and it stays done when the job goes back.
+    assert poison.found(10.0, lambda lane: 3) == poison.found(11.0, lambda lane: 2) == []
 
 
 def test_deaths_close_together_count_as_one():
-    poison = Poison(apart_s=1.5)
-    assert [poison.after_death([(0, 2)], 0.1 * n) for n in range(15)] == [[]] * 15
-    assert poison.after_death([(0, 2)], 1.5) == []
-    assert poison.after_death([(0, 2)], 3.0) == [(0, 2)]
+    poison = Poison(apart_s=1.5, silent_s=9.0)
+    assert [died(poison, [(0, 2)], 0.1 * n) for n in range(15)] == [[]] * 15
+    assert died(poison, [(0, 2)], 1.5) == []
+    assert died(poison, [(0, 2)], 3.0) == [(0, 2)]
+
+
+def test_silence_is_a_death_only_if_it_lasts():
+    todo = {0: 7}.get
+    poison = Poison(apart_s=1.5, silent_s=9.0)
+    for number, now in ((1, 0.0), (2, 4.0), (3, 8.0)):
+        poison.lost(number, "silent", False, [(0, 7)], now)
+    assert poison.found(16.9, todo) == []
+    assert poison.found(17.0, todo) == [(0, 7)]
+    poison.speaks(2)
+    assert poison.found(17.0, todo) == []
+    assert died(poison, [(0, 7)], 18.0) == [(0, 7)]
+
+
+@pytest.mark.parametrize("wakes", [True, False])
+def test_workers_that_fall_silent_at_one_batch_do_not_end_the_job_if_they_wake(wakes):
+    """As on a machine that has too much to do for them to be heard every 3 s."""
+    scheduler, now = training_scheduler(plain(servers=1, workers=1, mode="async")), 0.0
+    for number in range(1, 6):
+        for _ in range(5):
+            now += 1.0
+            scheduler.on_message("server", status_of(0, round(now), step=0), now)
+            scheduler.on_tick(now)
+        if scheduler.phase is not Phase.TRAINING:
+            break
+        assert scheduler.roster[number].dead
+        if wakes:
+            scheduler.on_message("worker", status_of(number, 99), now)
+        scheduler.on_message(f"w{number}", register(role="worker", boot=f"w{number}"), now)
+    if wakes:
+        assert scheduler.phase is Phase.TRAINING
+    else:
+        assert (scheduler.phase, scheduler.exit_status) == (Phase.STOPPING, 3)
+        assert "3 workers died at this batch" in scheduler.reason
 
 
 @pytest.mark.parametrize("mode", ["sync", "ssp", "async"])
@@ -342,10 +384,11 @@ def test_workers_that_are_killed_together_died_of_no_batch(mode):
 
 def test_a_line_names_some_of_many_batches_that_workers_died_of():
     scheduler = training_scheduler(plain(servers=1, workers=1))
-    said = poisoned(scheduler, [(0, 0)] * 30, "worker 2: silent")
+    scheduler.poison.last = "worker 2: silent"
+    said = poisoned(scheduler, [(0, 0)] * 30)
     assert said.count("pass 0 lane 0") == 10 and said.endswith("; and 20 more")
     assert "one of 29 others" in said
-    assert "more" not in poisoned(scheduler, [(0, 0)] * 10, "worker 2: silent")
+    assert "more" not in poisoned(scheduler, [(0, 0)] * 10)
 
 
 class Deadly(Cluster):

@@ -1,5 +1,6 @@
 """What the scheduler is told of a job, and the phases that a job goes through."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -124,41 +125,69 @@ class Poison:
     """Counts workers that die at the same batch, and at none that they got done.
 
     Deaths that are close together count as one: which batch is next is known from reports that
-    come once a beat, and of workers that are killed together, only one has begun it.
+    come once a beat, and of workers that are killed together, only one has begun it. A worker that
+    is only silent, as on a machine with too much to do, has not died if it speaks again.
 
     Parameters
     ----------
     apart_s
         Time between two deaths that count, more than a beat.
+    silent_s
+        How long nothing is heard of a lost worker until its silence counts as a death.
 
     Attributes
     ----------
     most
-        Deaths after which no other worker is given the batch.
+        Deaths that are too many.
+    last
+        In words: who died last, and how.
 
     Examples
     --------
-    >>> poison = Poison(apart_s=1.5)
-    >>> [poison.after_death([(0, n), (2, 5)], now=2.0 * n) for n in range(4)]
-    [[], [], [(2, 5)], [(2, 5)]]
+    >>> poison = Poison(apart_s=1.5, silent_s=5.0)
+    >>> for number in range(3):
+    ...     poison.lost(number, "silent", False, [(0, number), (2, 5)], now=2.0 * number)
+    >>> poison.found(8.0, to_come=lambda lane: 2), poison.found(9.0, to_come=lambda lane: 2)
+    ([], [(2, 5)])
+    >>> poison.speaks(1)
+    >>> poison.found(9.0, to_come=lambda lane: 2)
+    []
     """
 
     most = 3
 
-    def __init__(self, apart_s: float):
+    def __init__(self, apart_s: float, silent_s: float):
         self._apart_s = apart_s
-        self._deaths: dict[int, tuple[int, int, float]] = {}
+        self._silent_s = silent_s
+        # Of each batch, the workers that were lost: when, and from when on that is a death.
+        self._lost: dict[tuple[int, int], dict[int, tuple[float, float]]] = {}
+        self.last = ""
 
-    def after_death(self, held: list[tuple[int, int]], now: float) -> list[tuple[int, int]]:
-        """A worker died with these batches in hand, as ``(lane, batch)``; those of too many."""
-        for lane, batch in held:
-            before, deaths, at = self._deaths.get(lane, (-1, 0, now))
-            if before != batch:
-                self._deaths[lane] = (batch, 1, now)
-            elif now - at >= self._apart_s:
-                self._deaths[lane] = (batch, deaths + 1, now)
-        return [(g, b) for g, b in held if self._deaths[g][1] >= self.most]
+    def lost(
+        self, node: int, how: str, sure: bool, held: list[tuple[int, int]], now: float
+    ) -> None:
+        """A worker is lost with these batches, as ``(lane, batch)``; ``sure``: its end was seen."""
+        self.last = how
+        death = (now, now if sure else now + self._silent_s)
+        for batch in held:
+            lost = self._lost.setdefault(batch, {})
+            if all(now - before >= self._apart_s for before, _ in lost.values()):
+                lost[node] = death
+
+    def speaks(self, node: int) -> None:
+        """A worker that was lost is heard again: it was only silent."""
+        for lost in self._lost.values():
+            lost.pop(node, None)
+
+    def found(self, now: float, to_come: Callable[[int], int]) -> list[tuple[int, int]]:
+        """Batches at which too many have died, where ``to_come`` is the next one of a lane."""
+        self._lost = {b: lost for b, lost in self._lost.items() if b[1] >= to_come(b[0])}
+        return [
+            batch
+            for batch, lost in self._lost.items()
+            if sum(since <= now for _, since in lost.values()) >= self.most
+        ]
 
     def clear(self) -> None:
         """Another pass."""
-        self._deaths.clear()
+        self._lost.clear()

@@ -63,7 +63,7 @@ class Scheduler:
         self.keys = 0
         self.fleet = Fleet(self.roster, limits, spec.servers, spec.replicas, spec.partitions)
         self._servers = spec.servers * (1 + spec.replicas)
-        self.poison = Poison(1.5 * limits.beat_s)
+        self.poison = Poison(1.5 * limits.beat_s, 3 * limits.worker_silent_s)
         first, sync = spec.resume[0] + 1 if spec.resume else 0, spec.settings.mode == "sync"
         self.cuts = Cuts(first, sync, spec.checkpoint_s, limits.beat_s)
         self.seq = 0
@@ -127,6 +127,8 @@ class Scheduler:
             case Phase.FORMING:
                 return self._wait_for_nodes(now)
         self.roster.excuse(self.clock.stood_still(now, self.limits.beat_s), now)
+        if batches := self.poison.found(now, self.training.to_come):
+            return self._stop(3, told.poisoned(self, batches), now)
         return self._bury(now) or self._replace_servers(now) or self._mind_progress(now)
 
     def on_committed(self, checkpoint: int, now: float) -> Effects:
@@ -159,10 +161,7 @@ class Scheduler:
     def on_scored(self, badness: float | None, now: float) -> Effects:
         """The scores of ``Evaluated`` have been judged.
 
-        Parameters
-        ----------
-        badness
-            The figure to make small, None where it has no value (then it counts for nothing).
+        ``badness`` is the figure to make small; None, where it has no value, counts for nothing.
         """
         if self.phase is not Phase.EVALUATING:
             return []  # the job has been ended meanwhile
@@ -264,9 +263,8 @@ class Scheduler:
         effects: Effects = [Log(f"{node} is lost: {how}; its lanes go to others")]
         if self.phase is Phase.TRAINING:
             held = self.training.held_up_by(node.number, self.fleet.reports)
-            if poisonous := self.poison.after_death(held, now):
-                what = told.poisoned(self, poisonous, f"{node}: {how}")
-                return [*effects, *self._stop(3, what, now)]
+            sure = now - node.heard < self.limits.worker_silent_s
+            self.poison.lost(node.number, f"{node}: {how}", sure, held, now)
         return effects + (self._deal(now) if self.phase is not Phase.FORMING else [])
 
     def _lost_server(self, node: Node, how: str, now: float) -> Effects:
@@ -335,6 +333,7 @@ class Scheduler:
         if node is None or not self.first_term <= status.term <= self.term or node.gone:
             return []
         if not node.alive:
+            self.poison.speaks(node.number)
             return [Send(peer, told.orders(self, node))]
         node.peer, node.heard = peer, max(node.heard, now)
         if status.term < self.term:

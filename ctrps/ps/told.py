@@ -55,7 +55,7 @@ def _named(scheduler: "Scheduler", numbers: Iterable[int]) -> str:
     return ", ".join(str(scheduler.roster[n]) for n in sorted(numbers)) or "no worker"
 
 
-def poisoned(scheduler: "Scheduler", batches: list[tuple[int, int]], last: str) -> str:
+def poisoned(scheduler: "Scheduler", batches: list[tuple[int, int]]) -> str:
     """In words: where the rows lie that workers died of.
 
     They hold a batch of each lane, and read the next one ahead: which of them it was, nobody saw.
@@ -66,7 +66,7 @@ def poisoned(scheduler: "Scheduler", batches: list[tuple[int, int]], last: str) 
     named = places[1:MOST_NAMED]
     left = len(places) - 1 - len(named)
     rest = "".join(f"; {p}" for p in [*named, *([f"and {left} more"] if left else [])])
-    return f"{places[0]}: {what}, the last was {last}{rest}"
+    return f"{places[0]}: {what}, the last was {scheduler.poison.last}{rest}"
 
 
 def leaving(scheduler: "Scheduler", node: Node) -> str:

@@ -143,12 +143,13 @@ class Training:
     def leases_of(self, worker: int) -> list[tuple[int, int]]:
         """The lanes that a worker shall compute, each with the batch to begin with."""
         return [
-            (lane, self._first(lane))
+            (lane, self.to_come(lane))
             for lane in self.leases.held_by(worker)
-            if self._first(lane) < self.plan.lengths[lane]
+            if self.to_come(lane) < self.plan.lengths[lane]
         ]
 
-    def _first(self, lane: int) -> int:
+    def to_come(self, lane: int) -> int:
+        """The next batch of a lane, as far as servers have said."""
         if self._settings.mode == "sync":
             return max(self.step, 0)
         return int(self._marks[lane]) + 1
