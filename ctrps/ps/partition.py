@@ -314,4 +314,5 @@ class PartitionSet:
 
     @property
     def keys_held(self) -> int:
-        return sum(table.used for table in self.tables)
+        """Keys of the data that have a row; the intercept, in a table of its own, is none."""
+        return self.tables[0].used

@@ -478,7 +478,7 @@ class Server(Member):
             counters={
                 **self.measured,
                 **(self.mode.counted if isinstance(self.mode, Arrival) else {}),
-                "keys": held.tables[0].used,
+                "keys": held.keys_held,
                 "size_bytes": held.size_bytes,
                 "rows": self.partitions.rows_seen,
                 "loss_sum": self.partitions.progress.total().loss_sum,

@@ -190,11 +190,12 @@ def _shared_memory() -> Iterator[Finding]:
 def _kernel_cache() -> Iterator[Finding]:
     hint = "set NUMBA_CACHE_DIR to a folder that may be written to"
     try:
-        from ctrps.kernels import checks
+        from ctrps.runtime.warm import cache_folder
+
+        folder = cache_folder()
     except RuntimeError as error:  # Numba finds no place at all
         yield Finding("kernel cache", FAIL, " ".join(str(error).split())[:200], hint)
         return
-    folder = Path(str(checks.finite.stats.cache_path))
     there = next(path for path in (folder, *folder.parents) if path.exists())
     warm = len(list(folder.glob("*.nbi"))) if folder.exists() else 0
     if not os.access(there, os.W_OK):

@@ -101,7 +101,7 @@ class LocalTraining:
             "test": self.test,
             "model": str(self.folder.model),
             "model_digest": self.manifest.model_digest,
-            "keys": self.partitions.tables[0].used,
+            "keys": self.partitions.keys_held,
             "servers": 0,
             "workers": 0,
             "threads": self.job.train.threads,

@@ -1,8 +1,10 @@
 """Compile all kernels of a model once, and tell by their results whether nodes compute alike."""
 
+import fcntl
 import hashlib
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 from numba.core.event import Event, Listener, install_listener
@@ -40,6 +42,40 @@ def announcing(tell: Callable[[], None]) -> AbstractContextManager[object]:
     return context
 
 
+def cache_folder() -> Path:
+    """Where compiled kernels are kept; it need not be there yet.
+
+    Raises RuntimeError if Numba finds no place at all.
+    """
+    return Path(str(checks.finite.stats.cache_path))
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Of the processes of a machine that come to a kernel which is not in the cache, one compiles.
+
+    The others wait, and then find its kernels there: a dozen nodes that are started by hand have
+    compiled as soon as one has. Where there is no place for a lock, each compiles for itself.
+    """
+    with ExitStack() as held:
+        waited = False
+
+        def wait_for_turn() -> None:
+            nonlocal waited
+            if waited:
+                return
+            waited = True
+            with suppress(OSError):
+                folder = cache_folder()
+                folder.mkdir(parents=True, exist_ok=True)
+                lock = held.enter_context(open(folder / "compiling.lock", "a"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+
+        with announcing(wait_for_turn):
+            yield
+
+
+@one_at_a_time()
 def warm(job: JobConfig, cluster: bool = True) -> str:
     """Run two steps of the job's model on a few fixed rows.
 
