@@ -73,6 +73,12 @@ def results(summary: dict[str, object]) -> dict[str, object]:
     }
 
 
+def keys_of(folder) -> int:
+    """What the last line of figures says."""
+    lines = read_lines(folder / "metrics.jsonl")
+    return [line["keys"] for line in lines if "keys" in line][-1]
+
+
 # -- the same bits ------------------------------------------------------------------------------
 
 CLIPPED = {"train_clip_value": 0.5, "train_clip_row": 0.6, "train_clip_batch": 0.1}
@@ -92,6 +98,7 @@ def test_every_shape_gives_the_bits_of_train(lab, data, servers, workers):
         found = run.ends(0).json
         assert found.keys() >= SUMMARY
         assert results(found) == results(expected)
+        assert keys_of(lab.folder / kind) == keys_of(lab.folder / f"{kind}-train") == found["keys"]
         assert (found["servers"], found["workers"]) == shape
         assert found["test"]["auc"] > 0.8
     lab.all_gone()
