@@ -312,7 +312,9 @@ class Cluster:
             return
         node = self.rng.choice(nodes)
         forming = self.processes["scheduler"].machine.phase is Phase.FORMING
-        if node.role == "worker" or forming or self.rng.random() < 0.5:
+        # The last server, if dead ones that are not yet missed do not count: the job needs another.
+        last = sum(p.role == "server" for p in nodes) == 1
+        if node.role == "worker" or forming or last or self.rng.random() < 0.5:
             self.at(self.rng.uniform(0, 5), lambda: self.start(f"n{number}", node.role))
         self.log.append(f"{self.now:.1f} {node.name} is asked to leave")
         self.asked.append(node.name)
